@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Everything that reads the code without running it; pre-commit runs this too.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bash ci/setup.sh dev
+export PATH="$PWD/${VENV:-.venv}/bin:$PATH"
+ruff check .
+ruff format --check .
+cython-lint fastcache_ext
+mypy
+codespell

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Make VENV (default .venv) of PYTHON (default python3) with fastcache built in place: ci/setup.sh ["" | test | dev]
+# Does nothing when nothing that matters has changed since the last time.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+extra=${1:-} venv=${VENV:-.venv}
+stamp="$venv/fastcache-setup-${extra:-run}"
+now=$({ cat pyproject.toml setup.py fastcache_ext/*.p[yx][xd]; echo "${PYTHON:-python3} ${FASTCACHE_BUILD:-} $PWD"; } | sha256sum)
+[ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$now" ] && ls fastcache_ext/*.so >/dev/null 2>&1 && exit 0
+bash ci/system.sh
+[ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
+mapfile -t build < <("$venv/bin/python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")')
+"$venv/bin/python" -m pip install -q "${build[@]}"
+"$venv/bin/python" -m pip install -q --no-build-isolation -e ".${extra:+[$extra]}"
+echo "$now" >"$stamp"

@@ -1,0 +1,54 @@
+"""Build the compiled half: every ``fastcache_ext/*.pyx`` is one extension module.
+
+Everything else about the distribution is in pyproject.toml.
+FASTCACHE_BUILD=asan|tsan|debug adds that instrumentation (see ci/asan.sh).
+"""
+
+import os
+from pathlib import Path
+
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+PACKAGE = Path("fastcache_ext")
+FLAGS = {
+    "": ["-O2"],
+    "debug": ["-O1", "-g", "-DFC_CHECK=1"],
+    "asan": ["-O1", "-g", "-DFC_CHECK=1", "-fsanitize=address", "-fno-omit-frame-pointer"],
+    "tsan": ["-O1", "-g", "-fsanitize=thread"],
+}
+WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unused-function", "-Wno-missing-field-initializers"]
+
+
+def extension(source: Path) -> Extension:
+    kind = os.environ.get("FASTCACHE_BUILD", "")
+    sanitize = [flag for flag in FLAGS[kind] if flag.startswith("-fsanitize")]
+    werror = ["-Werror"] if os.environ.get("FASTCACHE_WERROR") else []
+    uses_numpy = source.stem == "views"
+    return Extension(
+        f"fastcache_ext.{source.stem}",
+        [str(source)],
+        extra_compile_args=["-std=gnu11", *WARNINGS, *werror, *FLAGS[kind]],
+        extra_link_args=["-pthread", "-ldl", *sanitize],
+        include_dirs=[numpy.get_include()] if uses_numpy else [],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")] if uses_numpy else [],
+    )
+
+
+setup(
+    options={"build_ext": {"parallel": os.cpu_count()}},
+    ext_modules=cythonize(
+        [extension(source) for source in sorted(PACKAGE.glob("*.pyx"))],
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": False,
+            "wraparound": False,
+            "initializedcheck": False,
+            "cdivision": True,
+            "legacy_implicit_noexcept": False,
+            "embedsignature": True,
+        },
+        nthreads=int(os.environ.get("FASTCACHE_BUILD_JOBS", "0")),
+    ),
+)
