@@ -1,0 +1,13 @@
+from libc.stdint cimport int32_t
+
+from fastcache_ext.core cimport Core
+
+cdef double seconds(object timeout, double default) except? -7.0
+
+cdef class Keys:
+    cdef int32_t *keys      # [n] distinct dense keys, in order of first appearance
+    cdef int32_t *index     # [count] input -> distinct
+    cdef int n
+    cdef int count
+
+    cdef int read(self, Core core, object layer, object experts) except -1

@@ -1,0 +1,84 @@
+"""What callers write, as the calls need it: distinct dense keys, seconds; and the list that acquire_many returns.
+
+May import core.
+"""
+from libc.stdint cimport int32_t
+from libc.stdlib cimport free, malloc
+
+from fastcache_ext.core cimport Core
+
+cdef enum:
+    SCANNED = 64            # keys up to which a scan finds duplicates
+
+
+class Leases(list):
+    """The leases of one acquire_many, in input order. Leaving a `with` block, or release(), releases them all."""
+
+    __slots__ = ()
+
+    def release(self):
+        """Release every lease; arrays made from them stay valid."""
+        for lease in self:
+            lease.release()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.release()
+
+
+cdef double seconds(object timeout, double default) except? -7.0:
+    if timeout is None:
+        return default
+    value = float(timeout)
+    if not value >= 0:
+        raise ValueError(f"timeout must be a number of seconds >= 0, or None; got {timeout!r}")
+    return value
+
+
+cdef class Keys:
+    """The distinct dense keys of one call, and where each input stands among them."""
+    def __dealloc__(self):
+        free(self.keys)
+        free(self.index)
+
+    cdef int read(self, Core core, object layer, object experts) except -1:
+        cdef int i, j
+        cdef int32_t k
+        cdef list items
+        cdef dict seen = None
+        if experts is None:
+            pairs = [layer] if type(layer) is not list and isinstance(layer, tuple) and len(layer) == 2 \
+                and not isinstance(layer[0], tuple) else list(layer)
+            items = [core.key(number, expert) for number, expert in pairs]
+        else:
+            if getattr(experts, "ndim", 1) == 0 or isinstance(experts, int):
+                experts = [experts]
+            elif getattr(experts, "ndim", 1) != 1:
+                raise TypeError(f"experts must be one-dimensional, got shape {experts.shape}: "
+                                "flatten it, or np.unique(it) for the union of a batch of tokens")
+            kind = getattr(getattr(experts, "dtype", None), "kind", "i")
+            if isinstance(experts, (str, bytes)) or kind not in "iu":
+                raise TypeError("experts must be integers" + ("; np.flatnonzero(mask) for a mask" if kind == "b" else ""))
+            items = [core.key(layer, expert) for expert in (experts.tolist() if hasattr(experts, "tolist") else experts)]
+        self.count = len(items)
+        self.keys = <int32_t *>malloc((self.count + 1) * sizeof(int32_t))
+        self.index = <int32_t *>malloc((self.count + 1) * sizeof(int32_t))
+        if self.keys == NULL or self.index == NULL:
+            raise MemoryError
+        if self.count > SCANNED:
+            seen = {}
+        for i in range(self.count):
+            k = items[i]
+            if seen is not None:
+                j = seen.setdefault(k, self.n)
+            else:
+                j = 0
+                while j < self.n and self.keys[j] != k:
+                    j += 1
+            if j == self.n:
+                self.keys[j] = k
+                self.n += 1
+            self.index[i] = j
+        return 0

@@ -1,0 +1,131 @@
+"""Batch: one call's wait over distinct experts, from reserve to hand-over.
+
+May import core, hold, monitor.
+"""
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport int32_t, int64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from fastcache_ext.arena cimport arena_ref, fc_private, fork_generation, private_new
+from fastcache_ext.core cimport Core
+from fastcache_ext.hold cimport Hold
+from fastcache_ext.ioqueue cimport FC_ECLOSED, FC_ESOURCE, fc_load
+from fastcache_ext.monitor cimport *
+from fastcache_ext.requests cimport core_begin, core_refuse, core_retry
+from fastcache_ext.threads cimport fc_now_ns
+
+cdef int64_t SLICE_NS = 200000000       # a wait looks for signals this often
+
+
+@cython.no_gc_clear         # __dealloc__ needs the core, in a garbage cycle too
+cdef class Batch:
+    """One call's wait over distinct experts. What it did not hand out is dropped when it goes."""
+
+    def __dealloc__(self):
+        cdef int i
+        if self.begun and self.core.c.fork_gen == fork_generation():
+            for i in range(self.n if self.core.c.by_hand else 0):
+                if self.nodes[i].issued and self.nodes[i].status == FC_NODE_FLYING:     # nobody will fill it any more
+                    core_finish_by_hand(self.core.c, self.nodes[i].load, FC_ECLOSED)
+            wait_done(&self.w, self.core.c)
+        free(self.nodes)
+
+    cdef int begin(self, Core core, int mode, bint each, const int32_t *keys, int n) except -1:
+        cdef int i, rc
+        core.check()
+        self.core = core
+        self.n = n
+        self.nodes = <fc_node *>calloc(n + 1, sizeof(fc_node))
+        if self.nodes == NULL:
+            raise MemoryError
+        for i in range(n):
+            self.nodes[i].key = keys[i]
+        wait_init(&self.w, core.c, mode, each, self.nodes, n)
+        self.begun = True
+        rc = core_begin(core.c, &self.w)
+        if rc != 0:
+            raise core._error(-rc, None, None, None, 0, 0, 0)
+        if core.c.by_hand and mode != FC_MODE_GUESS:
+            for i in range(n):
+                self.fill(i)
+        return 0
+
+    cdef int make_room(self, int i) except -1:
+        """Serve node i by pass-through: it found no slot. A failure is the node's, not the call's."""
+        cdef fc_core *c = self.core.c
+        cdef fc_node *node = &self.nodes[i]
+        cdef fc_private *p
+        cdef int error = 0, rc
+        if node.status != FC_NODE_NO_ROOM:
+            return 0
+        self.core.check()
+        p = private_new(c.arena, node.key, max(c.span[node.key], 1), c.overflow_limit, &error)
+        if p == NULL:
+            core_refuse(c, &self.w, node, error)
+            return 0
+        rc = core_retry(c, &self.w, node, p)
+        if rc != 0:
+            raise self.core._error(-rc, None, None, None, 0, 0, 0)
+        if c.by_hand:
+            self.fill(i)
+        return 0
+
+    cpdef fill(self, int i):
+        """Let the Python source produce node i, if this call issued its load."""
+        cdef fc_node *node = &self.nodes[i]
+        cdef fc_load *load = node.load
+        cdef Py_buffer view
+        if not node.issued or node.status != FC_NODE_FLYING or not self.core.c.by_hand:
+            return
+        try:
+            layer, expert = self.core._where(node.key)
+            data = self.core._read_expert(layer, expert)
+            PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+            try:
+                if view.len != load.payload:
+                    raise ValueError(f"read_expert({layer}, {expert}) gave {view.len} bytes; "
+                                     f"expert_nbytes says {load.payload}")
+                memcpy(load.dest, view.buf, <size_t>view.len)
+            finally:
+                PyBuffer_Release(&view)
+        except BaseException as error:
+            self.core._source_failed(node.key, error)
+            core_finish_by_hand(self.core.c, load, FC_ESOURCE)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            core_finish_by_hand(self.core.c, load, 0)
+
+    cdef int wait(self, double timeout) except -1:
+        """1 when the wait is over, 0 when `timeout` seconds (< 0: none) passed. Signals are looked at between slices."""
+        cdef int64_t deadline = fc_now_ns() + <int64_t>(min(timeout, 1e8) * 1e9) if timeout >= 0 else -1
+        cdef int64_t until
+        cdef int over
+        while True:
+            until = fc_now_ns() + SLICE_NS
+            if deadline >= 0 and deadline < until:
+                until = deadline
+            with nogil:
+                over = core_sleep(self.core.c, &self.w, until)
+            if over:
+                return 1
+            PyErr_CheckSignals()
+            if deadline >= 0 and fc_now_ns() >= deadline:
+                return 0
+
+    cdef Hold hold(self, int i):
+        """Hand node i's lease over to a new Hold."""
+        cdef fc_node *node = &self.nodes[i]
+        cdef Hold h = Hold.__new__(Hold)
+        h.slot = node.slot
+        h.priv = node.priv
+        h.data = node.data
+        h.generation = node.generation
+        node.priv = NULL
+        node.status = FC_NODE_TAKEN
+        h.arena = self.w.arena
+        arena_ref(h.arena)
+        return h

@@ -1,0 +1,40 @@
+from collections.abc import Sequence
+from typing import Any
+
+from fastcache_ext.files import FileSet
+
+class Core:
+    engine_used: str
+    engine_reason: str
+    def _open(
+        self,
+        *,
+        layers: Sequence[tuple[int, int]],
+        cls_of: Any,
+        ext_first: Any,
+        extents: Any,
+        span: Any,
+        files: FileSet | None,
+        class_bytes: Sequence[int],
+        class_slots: Sequence[int],
+        policy: str,
+        engine: str,
+        chunk: int,
+        queue_depth: int,
+        io_threads: int,
+        hugepages: str,
+        mlock: bool,
+        registered: bool,
+        overflow: int,
+        direct_required: bool,
+    ) -> None: ...
+    def _shut(self, timeout_ns: int) -> bool: ...
+    def _same_process(self) -> None: ...
+    def _key(self, layer: Any, expert: Any) -> int: ...
+    def _where(self, key: int) -> tuple[int, int]: ...
+    def _is_resident(self, layer: Any, expert: Any) -> bool: ...
+    def _counters(self, by_layer: bool = False) -> tuple[dict[str, int], dict[int, dict[str, int]]]: ...
+    def _memory(self) -> dict[str, Any]: ...
+    def _progress(self) -> tuple[int, bool, int]: ...
+    def _holders(self) -> list[tuple[int, int, int]]: ...
+    def _check(self) -> int: ...

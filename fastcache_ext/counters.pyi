@@ -1,0 +1,2 @@
+NAMES: tuple[str, ...]
+LAYER_NAMES: tuple[str, ...]

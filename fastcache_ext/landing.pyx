@@ -1,0 +1,281 @@
+"""Landing: from a read's completion to RESIDENT, or back to EMPTY; and the port through which engines take and settle reads.
+
+Under the mutex, which monitor.pxd declares. Knows no Python. May import the plain modules below it.
+"""
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdlib cimport free
+from libc.string cimport memmove
+
+from fastcache_ext.arena cimport fc_private, private_unref
+from fastcache_ext.atomics cimport fc_add64
+from fastcache_ext.counters cimport *
+from fastcache_ext.files cimport file_check
+from fastcache_ext.ioqueue cimport (
+    FC_AGAIN, FC_ECANCELLED, FC_ECHANGED, FC_ECLOSED, FC_FINISHED, FC_STOP, fc_extent, fc_load, fc_op, fc_port,
+    op_settle, queue_empty, queue_next, queue_unlink,
+)
+from fastcache_ext.monitor cimport (
+    FC_MODE_DEMAND, FC_NODE_FAILED, FC_NODE_HELD, fc_core, fc_node, fc_wait,
+)
+from fastcache_ext.table cimport (
+    FC_FROM_DEMAND, FC_FROM_PREFETCH, fc_table, table_abort, table_check, table_publish,
+)
+from fastcache_ext.threads cimport *
+
+cdef extern from *:
+    """
+    #include <stdio.h>
+    #include <stdlib.h>
+    #ifdef FC_CHECK
+    #define fc_assert_table(t) do { int _rc = table_check_hook(t); if (_rc) { \\
+        fprintf(stderr, "fastcache: invariant %d broken\\n", _rc); abort(); } } while (0)
+    #else
+    #define fc_assert_table(t) do { (void)(t); } while (0)
+    #endif
+    static int (*table_check_hook)(void *) = 0;
+    """
+    void fc_assert_table(void *t) noexcept nogil
+    int (*table_check_hook)(void *) noexcept nogil
+
+
+cdef int check_hook(void *t) noexcept nogil:
+    return table_check(<fc_table *>t)
+
+
+table_check_hook = check_hook
+
+
+cdef void node_landed(fc_node *node, int error, const fc_load *load) noexcept nogil:
+    cdef fc_wait *w = node.wait
+    node.load = NULL
+    node.error = error
+    if error == 0:
+        node.status = FC_NODE_HELD
+        node.data = load.dest
+    else:
+        node.status = FC_NODE_FAILED
+        node.slot = -1
+        node.error_file = load.error_file
+        node.error_offset = load.error_offset
+        node.error_wanted = load.error_wanted
+        node.error_got = load.error_got
+    node.landed = NULL
+    if w.landed_last != NULL:
+        w.landed_last.landed = node
+    else:
+        w.landed_first = node
+    w.landed_last = node
+    w.pending -= 1
+    if w.each or w.pending == 0:
+        pthread_cond_broadcast(&w.cond)
+
+
+cdef void count_landing(fc_core *c, fc_load *load, int error) noexcept nogil:
+    cdef fc_counters *n = &c.counters
+    cdef int32_t layer = c.table.layer_of[load.key]
+    cdef bint dropped = error == FC_ECLOSED or error == FC_ECANCELLED
+    count(n, C_JOINS_IN_FLIGHT, -load.joins)
+    count(n, C_JOINS_OK if error == 0 else C_JOIN_FAILURES, load.joins)
+    if error == 0:
+        count(n, C_BYTES_READ, load.payload)
+        count_layer(n, layer, L_LOADS, 1)
+        count_layer(n, layer, L_BYTES_READ, load.payload)
+        if load.slot >= 0:
+            count(n, C_RESIDENT_EXPERTS, 1)
+    if load.origin == FC_FROM_PREFETCH:
+        count(n, C_PREFETCH_IN_FLIGHT, -1)
+        if error == 0:
+            count(n, C_PREFETCH_LOADS, 1)
+            count(n, C_PREFETCH_BYTES, load.payload)
+            count(n, C_LATE_JOINS_OK if load.joins > 0 else C_UNREAD_RESIDENT, 1)
+        else:
+            count(n, C_PREFETCH_CANCELLED if dropped else C_PREFETCH_FAILURES, 1)
+        return
+    count(n, C_MISSES_IN_FLIGHT, -1)
+    if error == 0:
+        count(n, C_DEMAND_LOADS if load.slot >= 0 else C_PASS_THROUGHS, 1)
+        if load.slot < 0:
+            count(n, C_PASS_THROUGH_BYTES, load.payload)
+    elif dropped:
+        count(n, C_DEMAND_CANCELLED, 1)
+    else:
+        count(n, C_DEMAND_FAILURES if load.slot >= 0 else C_PASS_THROUGH_FAILURES, 1)
+
+
+cdef void finish(fc_core *c, fc_load *load, int error) noexcept nogil:
+    """RESIDENT or EMPTY, and everybody who waits learns of it. The mutex is held; no read aims at the memory any more."""
+    cdef fc_node *node = <fc_node *>load.waiters
+    cdef fc_node *after
+    cdef int64_t now
+    cdef int32_t demands = load.waits       # observers of a guess are no consumers, but then there is a join count
+    count_begin(&c.counters)
+    count_landing(c, load, error)
+    if load.joins > 0 and load.origin == FC_FROM_PREFETCH:
+        now = fc_now_ns()
+        while node != NULL:
+            if node.wait.mode == FC_MODE_DEMAND:
+                count(&c.counters, C_LATE_JOIN_WAIT_NS, now - node.since_ns)
+            node = node.next
+    count_end(&c.counters)
+    load.landing = 0
+    if load.slot >= 0:
+        if error == 0:
+            # A demand load is born consumed, unless everyone who wanted it has left.
+            if load.joins > 0 or (load.origin == FC_FROM_DEMAND and demands > 0):
+                c.table.unread[load.slot] = 0
+            table_publish(&c.table, load.slot)
+        else:
+            table_abort(&c.table, load.slot)
+    node = <fc_node *>load.waiters
+    load.waiters = NULL
+    load.waits = 0
+    while node != NULL:
+        after = node.next
+        if error != 0 and node.priv != NULL:
+            private_unref(node.priv)
+            node.priv = NULL
+        node_landed(node, error, load)
+        node = after
+    if load.slot < 0:
+        if load.older != NULL:
+            load.older.newer = load.newer
+        else:
+            c.privates = load.newer
+        if load.newer != NULL:
+            load.newer.older = load.older
+        private_unref(<fc_private *>load.priv)
+        free(load)
+    fc_assert_table(&c.table)
+
+
+cdef int look_after(fc_core *c, fc_load *load) noexcept nogil:
+    """Outside the mutex, when all bytes arrived: are the files still the ones that were opened? Then move what is misaligned."""
+    cdef int32_t i, checked = -1
+    cdef int changed, rc
+    cdef const fc_extent *x
+    for i in range(load.n_extents):
+        x = &load.extents[i]
+        if x.file != checked and c.files[x.file].memory == NULL:
+            checked = x.file
+            changed = 0
+            rc = file_check(&c.files[x.file], &changed)
+            if rc != 0 or changed:
+                load.error_file = x.file
+                load.error_offset = x.offset
+                return FC_ECHANGED if changed else rc
+    return 0
+
+
+cdef void move_extents(fc_core *c, fc_load *load) noexcept nogil:
+    cdef const fc_extent *x
+    cdef uint8_t *at
+    cdef int32_t i
+    for i in range(load.n_extents):
+        x = &load.extents[i]
+        if x.shift > 0:
+            at = load.dest + x.place + x.offset % c.files[x.file].align
+            memmove(at - x.shift, at, <size_t>x.nbytes)
+
+
+cdef void land(fc_core *c, fc_load *load) noexcept nogil:
+    """All reads of `load` are over. The mutex is held, and left in between."""
+    cdef int error = load.error
+    if error != 0:
+        finish(c, load, error)
+        return
+    load.landing = 1
+    pthread_mutex_unlock(&c.mutex)
+    error = look_after(c, load)
+    if error == 0 and load.moves:
+        if not c.moves_inline:
+            pthread_mutex_lock(&c.mutex)
+            load.next = c.to_move           # in no queue any more
+            c.to_move = load
+            pthread_cond_signal(&c.chores)
+            return
+        move_extents(c, load)
+    pthread_mutex_lock(&c.mutex)
+    load.error = error
+    finish(c, load, error)
+
+
+cdef int move_some(fc_core *c) noexcept nogil:
+    cdef fc_load *load
+    pthread_mutex_lock(&c.mutex)
+    load = c.to_move
+    if load == NULL:
+        pthread_mutex_unlock(&c.mutex)
+        return 0
+    c.to_move = load.next
+    load.next = NULL
+    pthread_mutex_unlock(&c.mutex)
+    move_extents(c, load)
+    pthread_mutex_lock(&c.mutex)
+    finish(c, load, 0)
+    pthread_mutex_unlock(&c.mutex)
+    return 1
+
+
+# ---- the port: what an engine calls; both functions take and leave the mutex
+
+cdef int port_take(void *ctx, fc_op **out, int room, int may_block) noexcept nogil:
+    cdef fc_core *c = <fc_core *>ctx
+    cdef fc_op *op
+    cdef int n = 0
+    pthread_mutex_lock(&c.mutex)
+    while True:
+        while n < room and c.free_ops != NULL and queue_next(&c.queue, c.files, c.free_ops):
+            op = c.free_ops
+            c.free_ops = op.next
+            op.next = NULL
+            out[n] = op
+            n += 1
+        if n > 0:
+            break
+        if c.closing and queue_empty(&c.queue):
+            n = FC_STOP
+            break
+        if not may_block or c.poke:
+            c.poke = 0                  # an engine that gets nothing looks at its own chores, and asks again
+            break
+        c.idle += 1
+        pthread_cond_wait(&c.work, &c.mutex)
+        c.idle -= 1
+    c.sleeping = not may_block and n >= 0 and n < room
+    pthread_mutex_unlock(&c.mutex)
+    return n
+
+
+cdef int port_settle(void *ctx, fc_op *op, int64_t res) noexcept nogil:
+    cdef fc_core *c = <fc_core *>ctx
+    cdef fc_load *load = op.load
+    cdef int verdict = op_settle(op, res, c.direct_required)
+    if verdict == FC_AGAIN:
+        return FC_AGAIN
+    fc_add64(&c.bytes_submitted, op.submitted)
+    if op.direct:
+        fc_add64(&c.bytes_direct, op.submitted)
+    pthread_mutex_lock(&c.mutex)
+    c.queue.guess_bytes -= op.charge
+    load.ops -= 1
+    if verdict < 0 and (load.error == 0 or load.error == FC_ECANCELLED):
+        load.error = -verdict
+        load.error_file = <int32_t>(op.file - c.files)
+        load.error_offset = op.offset
+        load.error_wanted = op.expected
+        load.error_got = max(res, 0)
+        queue_unlink(&c.queue, load)        # what is not cut yet is not worth reading
+    op.next = c.free_ops
+    c.free_ops = op
+    if load.ops == 0 and not load.queued:
+        land(c, load)
+    if c.idle > 0 and not queue_empty(&c.queue):
+        pthread_cond_broadcast(&c.work)     # guesses that waited for their share
+    pthread_mutex_unlock(&c.mutex)
+    return FC_FINISHED
+
+
+cdef void landing_port(fc_core *c, fc_port *port) noexcept nogil:
+    port.ctx = c
+    port.take = port_take
+    port.settle = port_settle

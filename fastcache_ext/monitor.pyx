@@ -1,0 +1,219 @@
+"""The monitor: a store's one mutex and its life; waits, pins, cancel, close. Requests and landings have modules of their own.
+
+Under the mutex: no Python object, no system call that can sleep (an eventfd write is the one there is), no loop over slots.
+Owns fc_core and what an engine sees of it. Knows no Python, no tensor and no file format. May import the plain modules below it.
+"""
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdlib cimport calloc, free
+
+from fastcache_ext.arena cimport arena_ref, arena_unref, fork_generation, lease_drop, private_unref
+from fastcache_ext.counters cimport N_LAYER_COUNTERS
+from fastcache_ext.landing cimport finish
+from fastcache_ext.ioqueue cimport FC_ECANCELLED, FC_ECLOSED, FC_GUESS, queue_init, queue_unlink
+from fastcache_ext.table cimport fc_slot, table_destroy, table_init
+from fastcache_ext.threads cimport *
+
+cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_sizes, const uint8_t *cls_of, int policy,
+                       fc_extent *extents, int32_t *ext_first, int64_t *span, fc_file *files, int32_t n_files,
+                       int n_ops, int64_t chunk, int64_t guess_limit) noexcept nogil:
+    cdef fc_core *c = <fc_core *>calloc(1, sizeof(fc_core))
+    cdef int32_t i
+    if c == NULL:
+        return NULL
+    c.extents = extents
+    c.ext_first = ext_first
+    c.span = span
+    c.files = files
+    c.n_files = n_files
+    c.overflow_limit = -1
+    c.fork_gen = fork_generation()
+    c.moves_inline = 1
+    pthread_mutex_init(&c.mutex, NULL)
+    fc_cond_init(&c.work)
+    fc_cond_init(&c.chores)
+    c.arena = arena
+    arena_ref(arena)
+    queue_init(&c.queue, chunk, guess_limit)
+    c.loads = <fc_load *>calloc(arena.n_slots + 1, sizeof(fc_load))
+    c.ops = <fc_op *>calloc(n_ops, sizeof(fc_op))
+    c.counters.layers = <int64_t *>calloc(n_layers * N_LAYER_COUNTERS + 1, sizeof(int64_t))
+    if (c.loads == NULL or c.ops == NULL or c.counters.layers == NULL
+            or table_init(&c.table, arena, n_layers, layer_sizes, cls_of, policy) != 0):
+        c.extents, c.ext_first, c.span = NULL, NULL, NULL       # still the caller's
+        core_free(c)
+        return NULL
+    for i in range(n_ops):
+        c.ops[i].next = c.free_ops
+        c.free_ops = &c.ops[i]
+    return c
+
+
+cdef void core_free(fc_core *c) noexcept nogil:
+    table_destroy(&c.table)
+    free(c.loads)
+    free(c.ops)
+    free(c.counters.layers)
+    free(c.extents)
+    free(c.ext_first)
+    free(c.span)
+    pthread_cond_destroy(&c.work)
+    pthread_cond_destroy(&c.chores)
+    pthread_mutex_destroy(&c.mutex)
+    arena_unref(c.arena)
+    free(c)
+
+
+cdef void core_pin(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil:
+    cdef fc_slot *slot = &c.table.slots[node.slot]
+    pthread_mutex_lock(&c.mutex)
+    if slot.pinned:
+        lease_drop(w.arena, node.slot)
+    else:
+        slot.pinned = 1
+        c.table.n_pinned[c.table.cls_of[node.key]] += 1
+    node.status = FC_NODE_TAKEN
+    pthread_mutex_unlock(&c.mutex)
+
+
+cdef bint core_unpin(fc_core *c, int32_t key) noexcept nogil:
+    cdef int32_t slot
+    cdef bint was = False
+    pthread_mutex_lock(&c.mutex)
+    slot = c.table.slot_of[key]
+    if not c.closing and slot >= 0 and c.table.slots[slot].pinned:
+        c.table.slots[slot].pinned = 0
+        c.table.n_pinned[c.table.cls_of[key]] -= 1
+        lease_drop(c.arena, slot)
+        was = True
+    pthread_mutex_unlock(&c.mutex)
+    return was
+
+
+cdef int wait_init(fc_wait *w, fc_core *c, int mode, int each, fc_node *nodes, int n) noexcept nogil:
+    cdef int i
+    w.mode = mode
+    w.each = each
+    w.pending = 0
+    w.n = n
+    w.nodes = nodes
+    w.landed_first = w.landed_last = NULL
+    w.arena = c.arena
+    arena_ref(c.arena)
+    for i in range(n):
+        nodes[i].status = FC_NODE_NEW
+        nodes[i].slot = -1
+        nodes[i].wait = w
+    return fc_cond_init(&w.cond)
+
+
+cdef void detach(fc_node *node) noexcept nogil:
+    cdef fc_load *load = node.load
+    if node.prev != NULL:
+        node.prev.next = node.next
+    else:
+        load.waiters = node.next
+    if node.next != NULL:
+        node.next.prev = node.prev
+    load.waits -= 1
+    node.load = NULL
+
+
+cdef void wait_done(fc_wait *w, fc_core *c) noexcept nogil:
+    cdef fc_node *node
+    cdef int i
+    pthread_mutex_lock(&c.mutex)
+    for i in range(w.n):
+        node = &w.nodes[i]
+        if node.status == FC_NODE_FLYING:
+            detach(node)
+        if node.status == FC_NODE_FLYING or node.status == FC_NODE_HELD:
+            if node.priv != NULL:
+                private_unref(node.priv)
+                node.priv = NULL
+            elif node.slot >= 0 and w.mode != FC_MODE_GUESS:
+                lease_drop(w.arena, node.slot)
+            node.status = FC_NODE_TAKEN
+    pthread_mutex_unlock(&c.mutex)
+    pthread_cond_destroy(&w.cond)
+    arena_unref(w.arena)
+
+
+cdef int core_sleep(fc_core *c, fc_wait *w, int64_t until_ns) noexcept nogil:
+    cdef int over = 0
+    pthread_mutex_lock(&c.mutex)
+    while True:
+        over = w.pending == 0 or (w.each and w.landed_first != NULL)
+        if over or fc_now_ns() >= until_ns:
+            break
+        fc_cond_until(&w.cond, &c.mutex, until_ns)
+    pthread_mutex_unlock(&c.mutex)
+    return over
+
+
+cdef fc_node *core_next_landed(fc_core *c, fc_wait *w) noexcept nogil:
+    cdef fc_node *node
+    pthread_mutex_lock(&c.mutex)
+    node = w.landed_first
+    if node != NULL:
+        w.landed_first = node.landed
+        if w.landed_first == NULL:
+            w.landed_last = NULL
+    pthread_mutex_unlock(&c.mutex)
+    return node
+
+
+# ---- ends
+
+cdef int core_cancel(fc_core *c, fc_wait *w) noexcept nogil:
+    cdef fc_node *node
+    cdef fc_load *load
+    cdef int i, n = 0
+    pthread_mutex_lock(&c.mutex)
+    for i in range(w.n):
+        node = &w.nodes[i]
+        load = node.load
+        # A guess that this call issued, that nobody else waits for, and that has not begun to land.
+        if (node.status != FC_NODE_FLYING or not node.issued or load.klass != FC_GUESS or load.waits > 1
+                or load.landing or load.error != 0):
+            continue
+        n += 1
+        queue_unlink(&c.queue, load)
+        load.error = FC_ECANCELLED
+        if load.ops == 0:
+            finish(c, load, FC_ECANCELLED)      # else: EMPTY once the reads at the device are over
+    pthread_mutex_unlock(&c.mutex)
+    return n
+
+
+cdef void core_finish_by_hand(fc_core *c, fc_load *load, int error) noexcept nogil:
+    pthread_mutex_lock(&c.mutex)
+    finish(c, load, error)
+    pthread_mutex_unlock(&c.mutex)
+
+
+cdef void core_close(fc_core *c) noexcept nogil:
+    cdef fc_load *load
+    cdef int k
+    pthread_mutex_lock(&c.mutex)
+    c.closing = 1
+    for k in range(2):
+        while c.queue.head[k] != NULL:
+            load = c.queue.head[k]
+            queue_unlink(&c.queue, load)
+            if load.error == 0:
+                load.error = FC_ECLOSED
+            if load.ops == 0:
+                finish(c, load, load.error)
+    pthread_cond_broadcast(&c.work)
+    pthread_cond_broadcast(&c.chores)
+    if c.kick != NULL:
+        c.kick(c.engine)
+    pthread_mutex_unlock(&c.mutex)
+
+
+cdef void core_lock(fc_core *c) noexcept nogil:
+    pthread_mutex_lock(&c.mutex)
+
+
+cdef void core_unlock(fc_core *c) noexcept nogil:
+    pthread_mutex_unlock(&c.mutex)

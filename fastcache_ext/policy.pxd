@@ -1,0 +1,56 @@
+# Which resident expert to give up. One interface, one struct per policy behind it; the store and the simulator run the same code.
+# Pure: no lock, no system call, no clock but a counter. The store calls it under its mutex, in request order.
+from libc.stdint cimport int32_t, uint8_t
+
+from fastcache_ext.atomics cimport fc_load32, fc_store8
+
+cdef enum:
+    FC_LRU = 0
+    FC_NEXT_USE = 1
+
+cdef enum:
+    FC_FOR_DEMAND = 0       # any slot without a lease
+    FC_FOR_GUESS = 1        # and whose load has been read: a guess never displaces an unread guess
+
+ctypedef struct fc_view:        # what a policy may read of the table and the arena; it writes `parked` alone
+    int32_t n_slots
+    int32_t n_classes
+    int32_t n_layers
+    int32_t n_keys
+    const int32_t *layer_first      # [n_layers + 1] keys of layer l: [layer_first[l], layer_first[l + 1])
+    const int32_t *layer_of         # [n_keys]
+    const int32_t *slot_of          # [n_keys] slot or -1
+    const int32_t *key_of           # [n_slots] key or -1
+    const uint8_t *cls              # [n_slots]
+    const uint8_t *unread           # [n_slots] 1 while nobody has consumed the load
+    int32_t *leases                 # [n_slots] atomic
+    uint8_t *parked                 # [n_slots] atomic
+
+ctypedef struct fc_policy:
+    int kind
+    fc_view v
+    void *state
+    # A demand request for `key`, in request order; `slot` = -1 when it is not resident or on its way.
+    void (*request)(fc_policy *p, int32_t key, int32_t slot) noexcept nogil
+    # `key` got `slot`; it is leased by its read until that lands.
+    void (*admit)(fc_policy *p, int32_t key, int32_t slot) noexcept nogil
+    # A slot of class `cls` to give up, or -1. It stays known until forget().
+    int32_t (*victim)(fc_policy *p, int cls, int mode) noexcept nogil
+    # `slot` no longer holds `key`.
+    void (*forget)(fc_policy *p, int32_t key, int32_t slot) noexcept nogil
+    # A parked slot lost its last lease.
+    void (*released)(fc_policy *p, int32_t slot) noexcept nogil
+    void (*destroy)(fc_policy *p) noexcept nogil
+
+cdef int policy_init(fc_policy *p, int kind, const fc_view *view) noexcept nogil       # 0 or -ENOMEM
+
+# True when `slot` is leased; it is then left out of searches until released() speaks of it.
+cdef inline bint park(fc_policy *p, int32_t slot) noexcept nogil:
+    if fc_load32(&p.v.leases[slot]) == 0:
+        return False
+    # Dekker with arena.lease_drop: either we see the count at 0 here, or the last holder sees the mark.
+    fc_store8(&p.v.parked[slot], 1)
+    if fc_load32(&p.v.leases[slot]) == 0:
+        fc_store8(&p.v.parked[slot], 0)
+        return False
+    return True

@@ -1,0 +1,21 @@
+"""The policy interface: picks the implementation, and holds what they share.
+
+May import libc, atomics and the policies.
+"""
+from libc.errno cimport EINVAL
+
+from fastcache_ext.lru cimport lru_init
+from fastcache_ext.next_use cimport next_use_init
+
+NAMES = {"lru": FC_LRU, "next_use": FC_NEXT_USE}
+
+
+cdef int policy_init(fc_policy *p, int kind, const fc_view *view) noexcept nogil:
+    p.kind = kind
+    p.v = view[0]
+    p.state = NULL
+    if kind == FC_LRU:
+        return lru_init(p)
+    if kind == FC_NEXT_USE:
+        return next_use_init(p)
+    return -EINVAL

@@ -1,0 +1,303 @@
+"""Requests: hits, joins, misses; phases 1 and 2 of a batch. What follows a miss is in landing.pyx.
+
+Every function takes and leaves the mutex, which monitor.pxd declares. Knows no Python. May import the plain modules below it.
+"""
+from libc.stdint cimport int32_t
+from libc.stdlib cimport calloc
+
+from fastcache_ext.arena cimport fc_private, lease_take, private_ref, private_unref
+from fastcache_ext.atomics cimport fc_load32
+from fastcache_ext.counters cimport *
+from fastcache_ext.ioqueue cimport (
+    FC_DEMAND, FC_ECANCELLED, FC_ECLOSED, FC_GUESS, fc_load, queue_promote, queue_push,
+)
+from fastcache_ext.landing cimport finish
+from fastcache_ext.monitor cimport (
+    FC_MODE_DEMAND, FC_MODE_GUESS, FC_NODE_FAILED, FC_NODE_FLYING, FC_NODE_HELD, FC_NODE_NO_ROOM, fc_core, fc_node, fc_wait,
+)
+from fastcache_ext.policy cimport FC_FOR_DEMAND, FC_FOR_GUESS
+from fastcache_ext.table cimport (
+    FC_FROM_DEMAND, FC_FROM_PREFETCH, FC_INFLIGHT, FC_RESIDENT, fc_evicted, table_reserve,
+)
+from fastcache_ext.threads cimport *
+
+
+cdef void wake_engine(fc_core *c) noexcept nogil:
+    if c.idle > 0:
+        pthread_cond_broadcast(&c.work)
+    if c.sleeping and c.kick != NULL:
+        c.sleeping = 0
+        c.kick(c.engine)
+
+
+cdef void note_hit(fc_core *c, int32_t key, int32_t slot, bint asked) noexcept nogil:
+    """Count a demand for a resident expert that was just leased for it, and tell the policy unless it was asked before."""
+    cdef fc_counters *n = &c.counters
+    if not asked:
+        c.table.policy.request(&c.table.policy, key, slot)
+    count_begin(n)
+    count(n, C_REQUESTS, 1)
+    count(n, C_HITS, 1)
+    count_layer(n, c.table.layer_of[key], L_HITS, 1)
+    if fc_load32(&c.arena.leases[slot]) > 1 + c.table.slots[slot].pinned:
+        count(n, C_HITS_ON_HELD, 1)
+    if c.table.unread[slot]:
+        c.table.unread[slot] = 0
+        if c.table.slots[slot].origin == FC_FROM_PREFETCH:
+            count(n, C_FIRST_CONSUMPTIONS, 1)
+            count(n, C_UNREAD_RESIDENT, -1)
+    count_end(n)
+
+
+cdef int32_t core_hit(fc_core *c, int32_t key) noexcept nogil:
+    cdef int32_t slot
+    pthread_mutex_lock(&c.mutex)
+    slot = c.table.slot_of[key]
+    if slot >= 0 and c.table.slots[slot].state == FC_RESIDENT and not c.closing:
+        lease_take(c.arena, slot)
+        note_hit(c, key, slot, False)
+    else:
+        slot = -1
+    pthread_mutex_unlock(&c.mutex)
+    return slot
+
+
+cdef bint core_hit_many(fc_core *c, const int32_t *keys, int n, int32_t *slots) noexcept nogil:
+    cdef int i, j
+    cdef bint all_here
+    pthread_mutex_lock(&c.mutex)
+    all_here = not c.closing
+    for i in range(n):
+        slots[i] = c.table.slot_of[keys[i]]
+        if not all_here or slots[i] < 0 or c.table.slots[slots[i]].state != FC_RESIDENT:
+            all_here = False
+            break
+        for j in range(i):
+            if keys[j] == keys[i]:          # duplicates are one request: the slow path's
+                all_here = False
+    if all_here:
+        for i in range(n):
+            lease_take(c.arena, slots[i])
+        for i in range(n):
+            note_hit(c, keys[i], slots[i], False)
+    pthread_mutex_unlock(&c.mutex)
+    return all_here
+
+
+cdef void attach(fc_wait *w, fc_node *node, fc_load *load) noexcept nogil:
+    node.load = load
+    node.status = FC_NODE_FLYING
+    node.slot = load.slot
+    node.generation = load.generation
+    node.prev = NULL
+    node.next = <fc_node *>load.waiters
+    if node.next != NULL:
+        node.next.prev = node
+    load.waiters = node
+    load.waits += 1
+    w.pending += 1
+    if w.mode != FC_MODE_GUESS:
+        if load.slot >= 0:
+            lease_take(w.arena, load.slot)
+        else:
+            node.priv = <fc_private *>load.priv
+            private_ref(node.priv)
+
+
+cdef fc_load *flying(fc_core *c, int32_t key) noexcept nogil:
+    """The load of `key` on its way, or NULL."""
+    cdef int32_t slot = c.table.slot_of[key]
+    cdef fc_load *load
+    if slot >= 0:
+        return &c.loads[slot] if c.table.slots[slot].state == FC_INFLIGHT else NULL
+    load = c.privates
+    while load != NULL and load.key != key:
+        load = load.newer
+    return load
+
+
+cdef void hold_resident(fc_core *c, fc_wait *w, fc_node *node, int32_t slot) noexcept nogil:
+    node.was_resident = 1
+    node.slot = slot
+    node.status = FC_NODE_HELD
+    node.data = c.arena.addr[slot]
+    node.generation = c.table.slots[slot].generation
+    if w.mode != FC_MODE_GUESS:
+        lease_take(c.arena, slot)
+
+
+cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept nogil:
+    cdef fc_counters *n = &c.counters
+    cdef fc_node *other
+    if w.mode == FC_MODE_DEMAND:
+        if not node.asked:
+            c.table.policy.request(&c.table.policy, node.key, load.slot)
+            node.asked = 1
+        count_begin(n)
+        count(n, C_REQUESTS, 1)
+        count(n, C_JOINS, 1)
+        count(n, C_JOINS_IN_FLIGHT, 1)
+        count_layer(n, c.table.layer_of[node.key], L_JOINS, 1)
+        if load.origin == FC_FROM_PREFETCH:
+            count(n, C_LATE_JOINS, 1)
+        count_end(n)
+        load.joins += 1
+        other = <fc_node *>load.waiters
+        while other != NULL:                # few: the handles that watch this load
+            if other.wait.mode == FC_MODE_GUESS:
+                other.late = 1
+            other = other.next
+    if load.error == FC_ECANCELLED:
+        load.error = 0                      # cancelled but not gone: wanted after all
+        if load.extent < load.n_extents:
+            queue_push(&c.queue, load)
+    if w.mode != FC_MODE_GUESS:
+        queue_promote(&c.queue, load)
+    node.since_ns = fc_now_ns()
+    attach(w, node, load)
+
+
+cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcept nogil:
+    """Begin the load of a key that is neither resident nor on its way. False: no room, and no private buffer given."""
+    cdef fc_counters *n = &c.counters
+    cdef int32_t key = node.key, slot = -1, i
+    cdef bint demand = w.mode == FC_MODE_DEMAND
+    cdef int origin = FC_FROM_DEMAND if demand else FC_FROM_PREFETCH
+    cdef fc_evicted evicted
+    cdef fc_load *load = NULL
+    if demand and not node.asked:
+        c.table.policy.request(&c.table.policy, key, -1)
+        node.asked = 1
+    slot = table_reserve(&c.table, key, origin, FC_FOR_GUESS if w.mode == FC_MODE_GUESS else FC_FOR_DEMAND,
+                         c.generation + 1, &evicted)
+    if slot >= 0:
+        load = &c.loads[slot]
+    elif priv != NULL:
+        load = <fc_load *>calloc(1, sizeof(fc_load))
+    if load == NULL:
+        node.status = FC_NODE_NO_ROOM
+        return False
+    c.generation += 1
+    count_begin(n)
+    if slot >= 0 and evicted.key >= 0:
+        count(n, C_EVICTIONS, 1)
+        count(n, C_RESIDENT_EXPERTS, -1)
+        if evicted.unread and evicted.origin == FC_FROM_PREFETCH:
+            count(n, C_WASTED, 1)
+            count(n, C_UNREAD_RESIDENT, -1)
+    if demand:
+        count(n, C_REQUESTS, 1)
+        count(n, C_MISSES, 1)
+        count(n, C_MISSES_IN_FLIGHT, 1)
+        count_layer(n, c.table.layer_of[key], L_MISSES, 1)
+    else:
+        count(n, C_PREFETCH_ISSUED, 1)
+        count(n, C_PREFETCH_IN_FLIGHT, 1)
+    count_end(n)
+    load.key = key
+    load.slot = slot
+    load.priv = NULL
+    load.extents = c.extents + c.ext_first[key]
+    load.n_extents = c.ext_first[key + 1] - c.ext_first[key]
+    load.klass = FC_GUESS if w.mode == FC_MODE_GUESS else FC_DEMAND
+    load.origin = origin
+    load.generation = c.generation
+    load.queued = load.landing = load.moves = load.ops = load.extent = load.error = load.joins = load.waits = 0
+    load.cut = load.payload = 0
+    load.waiters = NULL
+    load.prev = load.next = load.older = load.newer = NULL
+    for i in range(load.n_extents):
+        load.payload += load.extents[i].nbytes
+        load.moves |= load.extents[i].shift > 0
+    if slot >= 0:
+        load.dest = c.arena.addr[slot]
+        load.buf_index = c.arena.piece[slot]
+    else:
+        load.priv = priv
+        private_ref(priv)                   # the load's own, besides the caller's
+        load.dest = priv.data
+        load.buf_index = -1
+        load.newer = c.privates
+        if c.privates != NULL:
+            c.privates.older = load
+        c.privates = load
+    node.issued = 1
+    node.since_ns = fc_now_ns()
+    attach(w, node, load)
+    if c.by_hand:
+        load.landing = 1                    # the caller fills it; nobody cancels that
+        return True
+    if load.n_extents > 0:
+        queue_push(&c.queue, load)
+    else:
+        finish(c, load, 0)
+    return True
+
+
+cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
+    cdef fc_node *node
+    cdef fc_load *load
+    cdef int32_t slot, i
+    pthread_mutex_lock(&c.mutex)
+    if c.closing:
+        pthread_mutex_unlock(&c.mutex)
+        return -FC_ECLOSED
+    # Phase 1: what is here is leased before anything is evicted, so no batch gives up its own members.
+    for i in range(w.n):
+        node = &w.nodes[i]
+        slot = c.table.slot_of[node.key]
+        if slot >= 0 and c.table.slots[slot].state == FC_RESIDENT:
+            hold_resident(c, w, node, slot)
+    # Phase 2, in the order of the request: count, join, reserve, queue.
+    for i in range(w.n):
+        node = &w.nodes[i]
+        if node.status == FC_NODE_HELD:
+            if w.mode == FC_MODE_DEMAND:
+                note_hit(c, node.key, node.slot, False)
+                node.asked = 1
+            continue
+        load = flying(c, node.key)
+        if load != NULL:
+            join(c, w, node, load)
+        else:
+            start(c, w, node, NULL)
+    wake_engine(c)
+    pthread_mutex_unlock(&c.mutex)
+    return 0
+
+
+cdef int core_retry(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcept nogil:
+    cdef int32_t slot
+    cdef fc_load *load
+    cdef int rc = 0
+    pthread_mutex_lock(&c.mutex)
+    slot = c.table.slot_of[node.key]
+    if c.closing:
+        rc = -FC_ECLOSED
+    elif slot >= 0 and c.table.slots[slot].state == FC_RESIDENT:
+        hold_resident(c, w, node, slot)
+        note_hit(c, node.key, slot, node.asked)
+    else:
+        load = flying(c, node.key)
+        if load != NULL:
+            join(c, w, node, load)
+        else:
+            start(c, w, node, priv)
+        wake_engine(c)
+    pthread_mutex_unlock(&c.mutex)
+    if priv != NULL:
+        private_unref(priv)
+    return rc
+
+
+cdef void core_refuse(fc_core *c, fc_wait *w, fc_node *node, int error) noexcept nogil:
+    pthread_mutex_lock(&c.mutex)
+    node.status = FC_NODE_FAILED
+    node.error = error
+    count_begin(&c.counters)
+    count(&c.counters, C_REQUESTS, 1)
+    count(&c.counters, C_MISSES, 1)
+    count(&c.counters, C_PASS_THROUGH_FAILURES, 1)
+    count_layer(&c.counters, c.table.layer_of[node.key], L_MISSES, 1)
+    count_end(&c.counters)
+    pthread_mutex_unlock(&c.mutex)

@@ -1,0 +1,242 @@
+"""For tests: a table without reads, and an engine that does what a script says.
+
+Owns Table (a table over tiny slots, driven step by step) and Scripted (the engine of a store opened with engine "scripted": no
+thread takes its reads; a test does, and settles each as it likes). Nothing else imports it. May import every module below serve.
+"""
+from libc.errno cimport EBADF, errno
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
+from libc.string cimport memset
+
+import os
+from collections import namedtuple
+
+from fastcache_ext.arena cimport FC_HUGE_OFF, arena_new, arena_unref, fc_arena, lease_drop, lease_take
+from fastcache_ext.atomics cimport fc_load32
+from fastcache_ext.core cimport Core
+from fastcache_ext.ioqueue cimport FC_AGAIN, FC_DEMAND, fc_op, fc_port
+from fastcache_ext.landing cimport landing_port
+from fastcache_ext.monitor cimport core_close, core_lock, core_unlock
+from fastcache_ext.policy import NAMES as POLICIES
+from fastcache_ext.table cimport (
+    FC_RESIDENT, fc_evicted, fc_table, table_abort, table_check, table_destroy, table_drain, table_init, table_publish,
+    table_reserve,
+)
+from fastcache_ext.threads cimport fc_now_ns
+
+cdef extern from "unistd.h" nogil:
+    ssize_t pread(int fd, void *buffer, size_t nbytes, int64_t offset)
+    int usleep(unsigned int microseconds)
+
+Evicted = namedtuple("Evicted", "key from_prefetch unread")
+Op = namedtuple("Op", "id key path offset nbytes expected direct demand slot address generation")
+
+
+cdef class Table:
+    """A table and its arena: slots of one page, class c of `class_slots[c]` slots. Keys are dense."""
+    cdef fc_table t
+    cdef fc_arena *arena
+    cdef bint made
+    cdef int64_t generation
+
+    def __cinit__(self, layer_sizes, cls_of, class_slots, policy):
+        cdef int64_t nbytes[16]
+        cdef int32_t slots[16]
+        cdef int32_t sizes[64]
+        cdef int error = 0
+        cdef bytes classes = bytes(cls_of)
+        for i in range(len(class_slots)):
+            nbytes[i], slots[i] = 4096 * (i + 1), class_slots[i]
+        for i in range(len(layer_sizes)):
+            sizes[i] = layer_sizes[i]
+        self.arena = arena_new(nbytes, slots, len(class_slots), FC_HUGE_OFF, &error)
+        if self.arena == NULL or table_init(&self.t, self.arena, len(layer_sizes), sizes,
+                                            <const uint8_t *><const char *>classes, POLICIES[policy]) != 0:
+            raise MemoryError
+        self.made = True
+
+    def __dealloc__(self):
+        if self.made:
+            table_destroy(&self.t)
+        arena_unref(self.arena)
+
+    def request(self, int32_t key):
+        """A demand for `key`, as the policy hears of it."""
+        self.t.policy.request(&self.t.policy, key, self.t.slot_of[key])
+
+    def reserve(self, int32_t key, int origin, int mode):
+        """(slot or -1, Evicted or None)."""
+        cdef fc_evicted evicted
+        cdef int32_t slot
+        self.generation += 1
+        slot = table_reserve(&self.t, key, origin, mode, self.generation, &evicted)
+        return slot, (Evicted(evicted.key, bool(evicted.origin), bool(evicted.unread)) if evicted.key >= 0 else None)
+
+    def publish(self, int32_t slot):
+        table_publish(&self.t, slot)
+
+    def abort(self, int32_t slot):
+        table_abort(&self.t, slot)
+
+    def lease(self, int32_t slot):
+        lease_take(self.arena, slot)
+
+    def drop(self, int32_t slot):
+        lease_drop(self.arena, slot)
+
+    def read(self, int32_t slot):
+        """A demand has had the load."""
+        self.t.unread[slot] = 0
+
+    def drain(self):
+        table_drain(&self.t)
+
+    def victim(self, int cls, int mode):
+        """What reserve() would evict, if anything could be: a slot, or -1."""
+        table_drain(&self.t)
+        return self.t.policy.victim(&self.t.policy, cls, mode)
+
+    def check(self):
+        return table_check(&self.t)
+
+    def slot_of(self, int32_t key):
+        return self.t.slot_of[key]
+
+    def key_of(self, int32_t slot):
+        return self.t.key_of[slot]
+
+    def leases(self, int32_t slot):
+        return fc_load32(&self.arena.leases[slot])
+
+    def parked(self, int32_t slot):
+        return bool(self.arena.parked[slot])
+
+    def resident(self, int32_t slot):
+        return self.t.slots[slot].state == FC_RESIDENT
+
+
+cdef class Scripted:
+    """The engine of a store that was opened with engine "scripted". Its methods may be called from any thread, one at a time."""
+    cdef Core core
+    cdef fc_port port
+    cdef dict hand              # id -> address of its fc_op
+    cdef object __weakref__
+
+    def __cinit__(self, Core core):
+        self.core = core
+        self.hand = {}
+        landing_port(core.c, &self.port)
+
+    cdef fc_op *find(self, uint64_t id) except NULL:
+        return <fc_op *><uintptr_t>self.hand[id]
+
+    cdef object tell(self, const fc_op *op):
+        return Op(op.id, self.core._where(op.load.key), self.core.fileset.paths[op.file - self.core.c.files],
+                  op.offset, op.nbytes, op.expected, bool(op.direct), op.klass == FC_DEMAND, op.load.slot,
+                  <uintptr_t>op.dest, op.load.generation)
+
+    def take(self, int room=1 << 20, double wait=0.0):
+        """Take at most `room` reads, as an engine does; wait at most `wait` seconds for the first. Returns Ops.
+
+        Raises AssertionError for a read whose memory is the target of another one in hand, or lies in a slot
+        that another expert's read in hand aims at.
+        """
+        cdef fc_op *ops[64]
+        cdef int n = 0, i
+        cdef int64_t until = fc_now_ns() + <int64_t>(wait * 1e9)
+        taken = []
+        while len(taken) < room:
+            with nogil:
+                n = self.port.take(self.port.ctx, ops, 1, 0)
+            if n > 0:
+                taken.append(self.receive(ops[0]))
+            elif taken or n < 0 or fc_now_ns() >= until:
+                break
+            else:
+                with nogil:
+                    usleep(200)
+        return taken
+
+    cdef object receive(self, fc_op *op):
+        cdef fc_op *other
+        new = self.tell(op)
+        for known in self.hand.values():
+            other = <fc_op *><uintptr_t>known
+            assert (new.address + op.nbytes <= <uintptr_t>other.dest
+                    or <uintptr_t>other.dest + other.nbytes <= new.address), (new, self.tell(other))
+            assert new.slot < 0 or other.load.slot != new.slot or other.load == op.load, (new, self.tell(other))
+        if new.slot >= 0:
+            start = <uintptr_t>self.core.c.arena.addr[new.slot]
+            end = start + self.core.c.arena.class_bytes[self.core.c.arena.cls[new.slot]]
+            assert start <= new.address and new.address + op.nbytes <= end, ("outside its slot", new)
+        self.hand[op.id] = <uintptr_t>op
+        return new
+
+    def settle(self, uint64_t id, int64_t res):
+        """Report bytes read, or -errno. True when the read is over; False when it now asks for what is missing."""
+        cdef fc_op *op = self.find(id)
+        cdef int verdict
+        with nogil:
+            verdict = self.port.settle(self.port.ctx, op, res)
+        if verdict == FC_AGAIN:
+            return False
+        del self.hand[id]
+        return True
+
+    def write(self, uint64_t id, nbytes=None):
+        """Do what the device does: put bytes of the file where the read wants them. Returns how many, without settling."""
+        cdef fc_op *op = self.find(id)
+        cdef int64_t n = op.nbytes if nbytes is None else min(op.nbytes, <int64_t>nbytes)
+        if op.file.fd_buffered < 0:
+            raise OSError(EBADF, "a memory file has no reads to script")
+        with nogil:
+            n = pread(op.file.fd_buffered, op.dest, <size_t>n, op.offset)
+        if n < 0:
+            raise OSError(errno, os.strerror(errno))
+        return n
+
+    def fill(self, uint64_t id, nbytes=None):
+        """write(), then settle() with what was written."""
+        return self.settle(id, self.write(id, nbytes))
+
+    def scribble(self, uint64_t id, int byte=0xEE):
+        """Overwrite the destination of a read, as a device may before it fails."""
+        cdef fc_op *op = self.find(id)
+        memset(op.dest, byte, <size_t>op.nbytes)
+
+    def now(self, uint64_t id):
+        """The Op as it stands, after a settle() that was not the end."""
+        return self.tell(self.find(id))
+
+    @property
+    def in_hand(self):
+        """Ids of reads that are not settled, oldest first."""
+        return list(self.hand)
+
+    def poison(self, int byte=0xA5):
+        """Fill the arena; for before the first read."""
+        memset(self.core.c.arena.base, byte, <size_t>self.core.c.arena.nbytes)
+
+    def peek(self, int32_t slot):
+        """The bytes of a slot, padding included."""
+        cdef fc_arena *a = self.core.c.arena
+        return (<char *>a.addr[slot])[:a.class_bytes[a.cls[slot]]]
+
+    def leases(self):
+        """Lease counts by slot."""
+        cdef int32_t i
+        core_lock(self.core.c)
+        counts = [fc_load32(&self.core.c.arena.leases[i]) for i in range(self.core.c.arena.n_slots)]
+        core_unlock(self.core.c)
+        return counts
+
+    def drained(self, int64_t timeout_ns):
+        """What joining an engine's threads means here: no new work, and every read in hand over. False: not in time."""
+        cdef int64_t until = fc_now_ns() + timeout_ns
+        with nogil:
+            core_close(self.core.c)
+        while self.hand:
+            if timeout_ns >= 0 and fc_now_ns() >= until:
+                return False
+            with nogil:
+                usleep(200)
+        return True

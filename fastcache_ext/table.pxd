@@ -1,0 +1,55 @@
+# Key <-> slot, slot states, provenance, free slots. Pure: the store's mutex is held by whoever calls.
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from fastcache_ext.arena cimport fc_arena
+from fastcache_ext.policy cimport fc_policy
+
+cdef enum:                  # the life of a slot
+    FC_EMPTY = 0
+    FC_INFLIGHT = 1
+    FC_RESIDENT = 2
+
+cdef enum:                  # why a load happened
+    FC_FROM_DEMAND = 0
+    FC_FROM_PREFETCH = 1
+
+ctypedef struct fc_slot:
+    uint8_t state
+    uint8_t origin          # FC_FROM_*: of its load
+    uint8_t pinned          # the user said keep: the table holds one lease for it
+    int64_t generation      # of its load
+
+ctypedef struct fc_table:
+    int32_t n_keys
+    int32_t n_slots
+    int32_t n_layers
+    int32_t *layer_first    # [n_layers + 1]
+    int32_t *layer_of       # [n_keys]
+    uint8_t *cls_of         # [n_keys] size class a key needs; 255: larger than any slot
+    int32_t *slot_of        # [n_keys] slot or -1
+    int32_t *key_of         # [n_slots] key or -1
+    uint8_t *unread         # [n_slots] 1 while no demand has had the load
+    fc_slot *slots          # [n_slots]
+    int32_t *next_free      # [n_slots]
+    int32_t free_head[16]   # per class, or -1
+    int32_t n_resident
+    int32_t n_inflight
+    int32_t n_pinned[16]    # per class
+    fc_arena *arena         # borrowed
+    fc_policy policy
+
+ctypedef struct fc_evicted:     # what made room
+    int32_t key             # or -1: the slot was free
+    uint8_t origin
+    uint8_t unread
+
+cdef int table_init(fc_table *t, fc_arena *arena, int32_t n_layers, const int32_t *layer_sizes, const uint8_t *cls_of,
+                    int policy) noexcept nogil                      # 0 or -ENOMEM
+cdef void table_destroy(fc_table *t) noexcept nogil
+# A slot for `key`, INFLIGHT and leased by its read; or -1 when nothing may go. `mode` = FC_FOR_*.
+cdef int32_t table_reserve(fc_table *t, int32_t key, int origin, int mode, int64_t generation, fc_evicted *evicted) noexcept nogil
+cdef void table_publish(fc_table *t, int32_t slot) noexcept nogil       # INFLIGHT -> RESIDENT, and the read's lease ends
+cdef void table_abort(fc_table *t, int32_t slot) noexcept nogil         # INFLIGHT -> EMPTY, and every lease on it ends
+cdef void table_drain(fc_table *t) noexcept nogil                       # tell the policy which parked slots were released
+# 0, or the number of the invariant that does not hold, times 100, plus a detail.
+cdef int table_check(fc_table *t) noexcept nogil

@@ -1,0 +1,194 @@
+"""Key <-> slot, slot states, provenance: DESIGN section 3 as data.
+
+    EMPTY --reserve--> INFLIGHT --publish--> RESIDENT --evict (inside reserve)--> EMPTY
+                          `------abort-----> EMPTY
+
+Owns the invariants I1, I2, I3 and their check(). Knows no read, no lock and no thread. May import libc, arena and policy.
+"""
+from libc.errno cimport ENOMEM
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdlib cimport calloc, free
+
+from fastcache_ext.arena cimport arena_take_told, lease_drop, lease_take
+from fastcache_ext.atomics cimport fc_load32, fc_load8, fc_store32, fc_store8
+from fastcache_ext.policy cimport fc_view, policy_init
+
+
+cdef int table_init(fc_table *t, fc_arena *arena, int32_t n_layers, const int32_t *layer_sizes, const uint8_t *cls_of,
+                    int policy) noexcept nogil:
+    cdef fc_view view
+    cdef int32_t l, _i, k = 0, s, c
+    t.arena = arena
+    t.n_layers = n_layers
+    t.n_slots = arena.n_slots
+    t.n_resident = t.n_inflight = 0
+    t.n_keys = 0
+    for l in range(n_layers):
+        t.n_keys += layer_sizes[l]
+    t.layer_first = <int32_t *>calloc(n_layers + 1, sizeof(int32_t))
+    t.layer_of = <int32_t *>calloc(t.n_keys + 1, sizeof(int32_t))
+    t.cls_of = <uint8_t *>calloc(t.n_keys + 1, 1)
+    t.slot_of = <int32_t *>calloc(t.n_keys + 1, sizeof(int32_t))
+    t.key_of = <int32_t *>calloc(t.n_slots + 1, sizeof(int32_t))
+    t.unread = <uint8_t *>calloc(t.n_slots + 1, 1)
+    t.slots = <fc_slot *>calloc(t.n_slots + 1, sizeof(fc_slot))
+    t.next_free = <int32_t *>calloc(t.n_slots + 1, sizeof(int32_t))
+    if (t.layer_first == NULL or t.layer_of == NULL or t.cls_of == NULL or t.slot_of == NULL or t.key_of == NULL
+            or t.unread == NULL or t.slots == NULL or t.next_free == NULL):
+        table_destroy(t)
+        return -ENOMEM
+    for l in range(n_layers):
+        t.layer_first[l] = k
+        for _i in range(layer_sizes[l]):
+            t.layer_of[k] = l
+            t.cls_of[k] = cls_of[k]
+            t.slot_of[k] = -1
+            k += 1
+    t.layer_first[n_layers] = k
+    for c in range(16):
+        t.free_head[c] = -1
+        t.n_pinned[c] = 0
+    for s in range(t.n_slots - 1, -1, -1):      # low addresses first: those are populated first
+        t.key_of[s] = -1
+        t.next_free[s] = t.free_head[arena.cls[s]]
+        t.free_head[arena.cls[s]] = s
+    view.n_slots = t.n_slots
+    view.n_classes = arena.n_classes
+    view.n_layers = n_layers
+    view.n_keys = t.n_keys
+    view.layer_first = t.layer_first
+    view.layer_of = t.layer_of
+    view.slot_of = t.slot_of
+    view.key_of = t.key_of
+    view.cls = arena.cls
+    view.unread = t.unread
+    view.leases = arena.leases
+    view.parked = arena.parked
+    if policy_init(&t.policy, policy, &view) != 0:
+        table_destroy(t)
+        return -ENOMEM
+    return 0
+
+
+cdef void table_destroy(fc_table *t) noexcept nogil:
+    if t.policy.state != NULL:
+        t.policy.destroy(&t.policy)
+    free(t.layer_first)
+    free(t.layer_of)
+    free(t.cls_of)
+    free(t.slot_of)
+    free(t.key_of)
+    free(t.unread)
+    free(t.slots)
+    free(t.next_free)
+    t.layer_first = t.layer_of = t.slot_of = t.key_of = t.next_free = NULL
+    t.cls_of = t.unread = NULL
+    t.slots = NULL
+
+
+cdef void table_drain(fc_table *t) noexcept nogil:
+    cdef fc_arena *a = t.arena
+    cdef int32_t s = arena_take_told(a), after
+    while s >= 0:
+        after = a.next_told[s]
+        fc_store8(&a.told[s], 0)        # before the count is read: a later last release tells again
+        if fc_load32(&a.leases[s]) == 0 and fc_load8(&a.parked[s]):
+            t.policy.released(&t.policy, s)
+        s = after
+
+
+cdef void drop_slot(fc_table *t, int32_t slot) noexcept nogil:
+    """-> EMPTY, back to the free slots."""
+    cdef int32_t key = t.key_of[slot], c = t.arena.cls[slot]
+    t.policy.forget(&t.policy, key, slot)
+    t.slot_of[key] = -1
+    t.key_of[slot] = -1
+    t.unread[slot] = 0
+    t.slots[slot].state = FC_EMPTY
+    t.next_free[slot] = t.free_head[c]
+    t.free_head[c] = slot
+
+
+cdef int32_t table_reserve(fc_table *t, int32_t key, int origin, int mode, int64_t generation, fc_evicted *evicted) noexcept nogil:
+    cdef int c = t.cls_of[key]
+    cdef int32_t s
+    evicted.key = -1
+    if c >= t.arena.n_classes:
+        return -1
+    if t.free_head[c] < 0:
+        table_drain(t)
+        s = t.policy.victim(&t.policy, c, mode)
+        if s < 0:
+            return -1
+        evicted.key = t.key_of[s]
+        evicted.origin = t.slots[s].origin
+        evicted.unread = t.unread[s]
+        drop_slot(t, s)
+        t.n_resident -= 1
+    s = t.free_head[c]
+    t.free_head[c] = t.next_free[s]
+    t.slot_of[key] = s
+    t.key_of[s] = key
+    t.unread[s] = 1
+    t.slots[s].state = FC_INFLIGHT
+    t.slots[s].origin = <uint8_t>origin
+    t.slots[s].pinned = 0
+    t.slots[s].generation = generation
+    t.n_inflight += 1
+    lease_take(t.arena, s)              # the read's own
+    t.policy.admit(&t.policy, key, s)
+    return s
+
+
+cdef void table_publish(fc_table *t, int32_t slot) noexcept nogil:
+    t.slots[slot].state = FC_RESIDENT
+    t.n_inflight -= 1
+    t.n_resident += 1
+    lease_drop(t.arena, slot)
+
+
+cdef void table_abort(fc_table *t, int32_t slot) noexcept nogil:
+    # Nothing but waiters and the read itself can hold an INFLIGHT slot, and all of them learn of the failure.
+    fc_store32(&t.arena.leases[slot], 0)
+    t.n_inflight -= 1
+    drop_slot(t, slot)
+
+
+cdef int table_check(fc_table *t) noexcept nogil:
+    cdef int32_t k, s, c, free_slots = 0, inflight = 0, resident = 0
+    for k in range(t.n_keys):
+        s = t.slot_of[k]
+        if s < -1 or s >= t.n_slots or (s >= 0 and t.key_of[s] != k):
+            return 101
+    for s in range(t.n_slots):
+        k = t.key_of[s]
+        if t.slots[s].state == FC_EMPTY:
+            if k != -1 or t.arena.leases[s] != 0 or t.arena.parked[s] != 0:
+                return 102
+            continue
+        if k < 0 or k >= t.n_keys or t.slot_of[k] != s:
+            return 103
+        if t.cls_of[k] != t.arena.cls[s]:
+            return 104
+        if fc_load32(&t.arena.leases[s]) < 0:
+            return 201
+        if t.slots[s].state == FC_INFLIGHT:
+            inflight += 1
+            if fc_load32(&t.arena.leases[s]) < 1:
+                return 202
+        else:
+            resident += 1
+        if t.slots[s].pinned and fc_load32(&t.arena.leases[s]) < 1:
+            return 203
+    for c in range(t.arena.n_classes):
+        s = t.free_head[c]
+        while s >= 0:
+            if t.slots[s].state != FC_EMPTY or t.arena.cls[s] != c:
+                return 301
+            free_slots += 1
+            if free_slots > t.n_slots:
+                return 302
+            s = t.next_free[s]
+    if inflight != t.n_inflight or resident != t.n_resident or free_slots + inflight + resident != t.n_slots:
+        return 303
+    return 0

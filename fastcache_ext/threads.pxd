@@ -1,0 +1,56 @@
+# POSIX threads, as far as the monitor needs them.
+from libc.stdint cimport int64_t
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <pthread.h>
+    #include <signal.h>
+    #include <string.h>
+    #include <time.h>
+    static inline int64_t fc_now_ns(void) {
+        struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec; }
+    static inline int fc_cond_init(pthread_cond_t *c) {             /* timed waits count on the monotonic clock */
+        pthread_condattr_t a; int rc;
+        pthread_condattr_init(&a); pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+        rc = pthread_cond_init(c, &a); pthread_condattr_destroy(&a); return rc; }
+    static inline int fc_cond_until(pthread_cond_t *c, pthread_mutex_t *m, int64_t ns) {
+        struct timespec t; t.tv_sec = ns / 1000000000; t.tv_nsec = ns % 1000000000;
+        return pthread_cond_timedwait(c, m, &t); }
+    /* a native thread: small stack, no signals, a name for ps and debuggers */
+    static inline int fc_spawn(pthread_t *t, void *(*run)(void *), void *arg, const char *name) {
+        pthread_attr_t a; sigset_t all, was; int rc;
+        pthread_attr_init(&a); pthread_attr_setstacksize(&a, 256 * 1024);
+        sigfillset(&all); pthread_sigmask(SIG_SETMASK, &all, &was);
+        rc = pthread_create(t, &a, run, arg);
+        if (rc == EINVAL) rc = pthread_create(t, 0, run, arg);      /* a process with much thread-local storage */
+        pthread_sigmask(SIG_SETMASK, &was, 0); pthread_attr_destroy(&a);
+        if (rc == 0) pthread_setname_np(*t, name);
+        return rc; }
+    static inline int fc_join_until(pthread_t t, int64_t timeout_ns) {
+        struct timespec d;
+        if (timeout_ns < 0) return pthread_join(t, 0);
+        clock_gettime(CLOCK_REALTIME, &d);
+        d.tv_sec += timeout_ns / 1000000000; d.tv_nsec += timeout_ns % 1000000000;
+        if (d.tv_nsec >= 1000000000) { d.tv_sec++; d.tv_nsec -= 1000000000; }
+        return pthread_timedjoin_np(t, 0, &d); }
+    """
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+    ctypedef struct pthread_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t *, void *) noexcept nogil
+    int pthread_mutex_destroy(pthread_mutex_t *) noexcept nogil
+    int pthread_mutex_lock(pthread_mutex_t *) noexcept nogil
+    int pthread_mutex_unlock(pthread_mutex_t *) noexcept nogil
+    int pthread_cond_destroy(pthread_cond_t *) noexcept nogil
+    int pthread_cond_wait(pthread_cond_t *, pthread_mutex_t *) noexcept nogil
+    int pthread_cond_signal(pthread_cond_t *) noexcept nogil
+    int pthread_cond_broadcast(pthread_cond_t *) noexcept nogil
+    int fc_cond_init(pthread_cond_t *) noexcept nogil
+    int fc_cond_until(pthread_cond_t *, pthread_mutex_t *, int64_t monotonic_ns) noexcept nogil
+    int fc_spawn(pthread_t *, void *(*run)(void *) noexcept nogil, void *arg, const char *name) noexcept nogil
+    int fc_join_until(pthread_t, int64_t timeout_ns) noexcept nogil     # < 0: no limit; ETIMEDOUT
+    int64_t fc_now_ns() noexcept nogil

@@ -1,0 +1,116 @@
+"""The store's housekeeper: one native thread that never takes the GIL.
+
+May import libc, arena, monitor, threads and uring.
+"""
+from libc.stdint cimport int32_t, int64_t
+
+from fastcache_ext.arena cimport arena_lock, arena_populate, fc_arena
+from fastcache_ext.atomics cimport fc_load32, fc_store32
+from fastcache_ext.landing cimport move_some
+from fastcache_ext.threads cimport *
+from fastcache_ext.uring cimport uring_kick, uring_offer, uring_registered
+
+cdef int64_t STEP = 16 << 20            # bytes populated between two looks at the other chores
+cdef int64_t PAUSE_NS = 20000000        # between two looks at the ring's registration
+cdef int REGISTRATION_LOOKS = 250
+
+
+cdef int nap(fc_worker *w, int64_t ns) noexcept nogil:
+    """Sleep until there is something to move, or to stop, or (ns >= 0) the time is over."""
+    cdef int64_t until = fc_now_ns() + ns
+    pthread_mutex_lock(&w.core.mutex)
+    while w.core.to_move == NULL and not fc_load32(&w.stop) and (ns < 0 or fc_now_ns() < until):
+        if ns < 0:
+            pthread_cond_wait(&w.core.chores, &w.core.mutex)
+        else:
+            fc_cond_until(&w.core.chores, &w.core.mutex, until)
+    pthread_mutex_unlock(&w.core.mutex)
+    return fc_load32(&w.stop)
+
+
+cdef bint chores(fc_worker *w) noexcept nogil:
+    while move_some(w.core):
+        pass
+    return not fc_load32(&w.stop)
+
+
+cdef void poke_ring(fc_worker *w) noexcept nogil:
+    """Have the ring's thread look at what was offered, whether it sleeps in the kernel or in take()."""
+    pthread_mutex_lock(&w.core.mutex)
+    w.core.poke = 1
+    pthread_cond_broadcast(&w.core.work)
+    pthread_mutex_unlock(&w.core.mutex)
+    uring_kick(w.ring)
+
+
+cdef bint furnish(fc_worker *w) noexcept nogil:
+    """Populate, lock and offer the arena piece by piece. False when told to stop."""
+    cdef fc_arena *a = w.core.arena
+    cdef int64_t at = 0, end = 0, step
+    cdef int32_t piece
+    cdef int rc
+    for piece in range(a.n_pieces):
+        end += a.piece_bytes[piece]
+        while at < end:
+            if not chores(w):
+                return False
+            step = min(STEP, end - at)
+            rc = arena_populate(a, at, step)
+            if rc != 0:
+                fc_store32(&w.populate_errno, rc)
+                return True
+            if w.mlock and not w.register_ and fc_load32(&w.mlock_errno) == 0:
+                fc_store32(&w.mlock_errno, arena_lock(a, at, step))
+            at += step
+        if w.register_ and uring_offer(w.ring, piece, a.piece_base[piece], a.piece_bytes[piece]) == 0:
+            poke_ring(w)
+    return True
+
+
+cdef bint lock_unregistered(fc_worker *w) noexcept nogil:
+    """Wait for the ring to have registered the pieces or given up; then lock the rest. False when told to stop."""
+    cdef fc_arena *a = w.core.arena
+    cdef int _looks, error = 0, done = 0
+    cdef int32_t piece
+    cdef int64_t at = 0
+    for _looks in range(REGISTRATION_LOOKS):
+        done = uring_registered(w.ring, &error)
+        if done >= a.n_pieces or error != 0:
+            break
+        if not chores(w) or nap(w, PAUSE_NS):
+            return False
+    for piece in range(a.n_pieces):
+        if piece >= done and w.mlock and fc_load32(&w.mlock_errno) == 0:
+            fc_store32(&w.mlock_errno, arena_lock(a, at, a.piece_bytes[piece]))
+        at += a.piece_bytes[piece]
+    return True
+
+
+cdef void *run(void *arg) noexcept nogil:
+    cdef fc_worker *w = <fc_worker *>arg
+    if furnish(w) and (not w.register_ or lock_unregistered(w)):
+        fc_store32(&w.settled, 1)
+    while chores(w):
+        nap(w, -1)
+    while move_some(w.core):
+        pass
+    return NULL
+
+
+cdef int worker_start(fc_worker *w) noexcept nogil:
+    cdef int rc = fc_spawn(&w.thread, run, w, b"fastcache-work")
+    w.started = rc == 0
+    return rc
+
+
+cdef int worker_join(fc_worker *w, int64_t timeout_ns) noexcept nogil:
+    cdef int rc
+    if not w.started:
+        return 0
+    pthread_mutex_lock(&w.core.mutex)
+    fc_store32(&w.stop, 1)
+    pthread_cond_broadcast(&w.core.chores)
+    pthread_mutex_unlock(&w.core.mutex)
+    rc = fc_join_until(w.thread, timeout_ns)
+    w.started = rc != 0
+    return rc
