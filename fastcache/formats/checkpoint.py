@@ -1,0 +1,251 @@
+"""A path -> the safetensors files behind it, their headers, and config.json. Cost: headers only.
+
+Owns finding files and holding an index to its shards. Knows no expert. Imports formats.safetensors and errors.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastcache.errors import (
+    CheckpointError,
+    CheckpointIndexError,
+    CheckpointNotFound,
+    MissingShard,
+    MissingTensor,
+    UnsupportedCheckpoint,
+    WrongShard,
+)
+from fastcache.formats.safetensors import Header, read_header
+
+INDEX_NAME = "model.safetensors.index.json"
+
+_OTHER_FORMATS = {
+    ".gguf": "GGUF, which is not served by this version; use the model's safetensors files",
+    ".bin": "PyTorch pickles, which are never read; convert them to safetensors",
+    ".pth": "PyTorch pickles, which are never read; convert them to safetensors",
+    ".pt": "PyTorch pickles, which are never read; convert them to safetensors",
+}
+
+_log = logging.getLogger("fastcache")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The files of a checkpoint, each tensor in exactly one of them."""
+
+    path: str  # absolute: a directory, or one file
+    files: tuple[str, ...]  # absolute paths
+    headers: tuple[Header, ...]  # one per file
+    config: Mapping[str, Any]  # config.json, or {}
+    not_indexed: tuple[str, ...]  # absolute paths of safetensors files in the directory that its index does not name
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Find the safetensors files behind `path`, read their headers, and check them against each other.
+
+    Parameters
+    ----------
+    path : path-like
+        A directory, with `model.safetensors.index.json` (then only the files that it names count) or without one (then
+        all of its `*.safetensors` files count); the index itself; or one safetensors file, which stands alone.
+
+    Raises
+    ------
+    CheckpointNotFound
+        There is nothing at `path`.
+    MissingShard
+        The index names a file that is not there.
+    WrongShard
+        The index sends a tensor to a file that lacks it, and another file has it.
+    MissingTensor
+        The index names a tensor that no file has.
+    CheckpointIndexError
+        The index is not what the format allows, names a file outside the directory, or a tensor is in two files.
+    UnsupportedCheckpoint
+        The files are of another format.
+    CheckpointError
+        A header is broken (see `read_header`), config.json is no JSON, or there is no safetensors file.
+
+    Notes
+    -----
+    A tensor that an indexed file holds and the index does not name is used, as other loaders do, with one warning in
+    the log.
+    """
+    path = os.path.abspath(os.fsdecode(path))
+    if path.endswith(".safetensors.index.json") and os.path.isfile(path):
+        return _open_directory(os.path.dirname(path), path)
+    if os.path.isdir(path):
+        index = os.path.join(path, INDEX_NAME)
+        return _open_directory(path, index if os.path.lexists(index) else None)
+    if not os.path.lexists(path):
+        raise CheckpointNotFound(f"{path}: no such file or directory")
+    if not os.path.exists(path):
+        raise CheckpointNotFound(f"{path}: a symbolic link to {os.readlink(path)}, which is not there")
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in _OTHER_FORMATS:
+        raise UnsupportedCheckpoint(f"{path}: {_OTHER_FORMATS[suffix]}")
+    return Checkpoint(path, (path,), (read_header(path),), _read_config(os.path.dirname(path)), ())
+
+
+def _open_directory(root: str, index: str | None) -> Checkpoint:
+    present = _present(root)
+    if index is not None:
+        weight_map, names = _read_index(index)
+        files = tuple(os.path.join(root, name) for name in names)
+        _check_present(index, files)
+        headers = tuple(read_header(file) for file in files)
+        _check_index(index, weight_map, headers)
+        named = {os.path.normpath(file) for file in files}
+        not_indexed = tuple(file for file in present if file not in named)
+        return Checkpoint(root, files, headers, _read_config(root), not_indexed)
+    if not present:
+        others = sorted({os.path.splitext(name)[1].lower() for name in os.listdir(root)} & _OTHER_FORMATS.keys())
+        if others:
+            raise UnsupportedCheckpoint(
+                f"{root}: no .safetensors file; its {others[0]} files are {_OTHER_FORMATS[others[0]]}"
+            )
+        raise CheckpointError(f"{root}: no .safetensors file in this directory")
+    headers = tuple(read_header(file) for file in present)
+    _check_unique(root, headers)
+    return Checkpoint(root, present, headers, _read_config(root), ())
+
+
+def _present(root: str) -> tuple[str, ...]:
+    """The safetensors files of a directory. Hidden ones are no shards: macOS leaves `._model.safetensors` behind."""
+    names = (n for n in os.listdir(root) if n.endswith(".safetensors") and not n.startswith("."))
+    paths = (os.path.join(root, name) for name in sorted(names))
+    return tuple(path for path in paths if os.path.isfile(path))
+
+
+def _read_index(index: str) -> tuple[dict[str, int], list[str]]:
+    """Return tensor name -> file number, and the files' names in order. Opens nothing but the index."""
+    top = _load_json(index, CheckpointIndexError, object_pairs_hook=tuple)
+    maps = [value for key, value in top if key == "weight_map"] if type(top) is tuple else []
+    if len(maps) != 1 or type(maps[0]) is not tuple:
+        raise CheckpointIndexError(f'{index}: not a JSON object with one "weight_map" object')
+    pairs = maps[0]
+    files = [file for _, file in pairs]
+    if set(map(type, files)) - {str}:
+        name, file = next((name, file) for name, file in pairs if type(file) is not str)
+        raise CheckpointIndexError(f"{index}: weight_map[{name!r}] is {file!r}, not the name of a file")
+    numbers = {file: number for number, file in enumerate(sorted(set(files)))}
+    weight_map = dict(zip((name for name, _ in pairs), map(numbers.__getitem__, files), strict=True))
+    if len(weight_map) != len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise CheckpointIndexError(f"{index}: duplicate key: {twice!r} appears more than once in weight_map")
+    for file in numbers:
+        _check_name(index, file)
+    if not numbers:
+        raise CheckpointIndexError(f"{index}: weight_map is empty")
+    return weight_map, list(numbers)
+
+
+def _check_name(index: str, file: str) -> None:
+    """Refuse a name that could leave the directory. By its text alone: a symlink out of it is how hub caches look."""
+    try:
+        os.fsencode(file)
+    except UnicodeEncodeError:
+        problem = "is no file name"
+    else:
+        if not file:
+            problem = "is empty"
+        elif "\0" in file:
+            problem = "contains a NUL"
+        elif os.path.isabs(file):
+            problem = "is an absolute path"
+        elif ".." in file.split("/"):
+            problem = "contains '..'"
+        elif file.endswith("/"):
+            problem = "is a directory"
+        else:
+            return
+    raise CheckpointIndexError(f"{index}: weight_map names the file {file!r}, which {problem}; nothing was opened")
+
+
+def _check_present(index: str, files: tuple[str, ...]) -> None:
+    missing = [file for file in files if not os.path.isfile(file)]
+    if missing:
+        dangling = " (a symbolic link to nothing)" if os.path.islink(missing[0]) else ""
+        raise MissingShard(
+            f"{index}: {len(missing)} of {len(files)} files are missing: "
+            f"{_some(map(os.path.basename, missing), len(missing))}{dangling}; download the rest"
+        )
+
+
+def _check_index(index: str, weight_map: dict[str, int], headers: tuple[Header, ...]) -> None:
+    """Hold the index and the headers to each other. Consumes weight_map: at the end it holds what no file has."""
+    wrong: list[tuple[str, int, int]] = []
+    extra: list[tuple[str, int]] = []
+    for number, header in enumerate(headers):
+        for name in header.names:
+            expected = weight_map.pop(name, -1)
+            if expected < 0:
+                extra.append((name, number))
+            elif expected != number:
+                wrong.append((name, expected, number))
+    base = [os.path.basename(header.path) for header in headers]
+    if extra:
+        _check_unique(os.path.dirname(index), headers)
+    for name, expected, number in wrong:
+        if name in headers[expected]:
+            _check_unique(os.path.dirname(index), headers)
+        raise WrongShard(
+            f"{index}: it says that {name!r} is in {base[expected]}, which does not hold it; found in {base[number]}"
+            + (f" ({len(wrong)} tensors are misplaced)" if len(wrong) > 1 else "")
+        )
+    if weight_map:
+        name, expected = next(iter(weight_map.items()))
+        raise MissingTensor(
+            f"{index}: {len(weight_map)} tensors that it names are in none of its {len(headers)} files: "
+            f"{_some(weight_map, len(weight_map))}; {base[expected]} should hold {name!r}"
+        )
+    if extra:
+        name, number = extra[0]
+        _log.warning(
+            "%s: %d tensors in its files are not in the index, and are used: %s in %s%s",
+            *(index, len(extra), name, base[number], ", ..." if len(extra) > 1 else ""),
+        )
+
+
+def _check_unique(root: str, headers: tuple[Header, ...]) -> None:
+    owner: dict[str, Header] = {}
+    for header in headers:
+        for name in header.names:
+            first = owner.setdefault(name, header)
+            if first is not header:
+                raise CheckpointIndexError(
+                    f"{root}: tensor {name!r} is in both {os.path.basename(first.path)} and "
+                    f"{os.path.basename(header.path)}; open one file by its path, or move one away"
+                )
+
+
+def _read_config(root: str) -> Mapping[str, Any]:
+    path = os.path.join(root, "config.json")
+    if not os.path.isfile(path):
+        return {}
+    config = _load_json(path, CheckpointError)
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    return config
+
+
+def _load_json(path: str, error: type[CheckpointError], **options: Any) -> Any:
+    with open(path, "rb") as file:
+        raw = file.read()
+    try:
+        return json.loads(raw.decode("utf-8-sig"), **options)
+    except (ValueError, RecursionError) as problem:
+        hint = "; it is a Git-LFS pointer: run `git lfs pull`" if raw.startswith(b"version https://git-lfs") else ""
+        raise error(f"{path}: not JSON ({problem}){hint}") from None
+
+
+def _some(names: Iterable[str], count: int) -> str:
+    shown = [name for name, _ in zip(names, range(3), strict=False)]
+    return ", ".join(shown) + (f" and {count - 3} more" if count > 3 else "")

@@ -1,0 +1,94 @@
+"""The protocol of an expert source, and Extent. Knows no file and no store. Imports keys only."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+from fastcache.keys import ExpertKey
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class Extent(NamedTuple):
+    """A range of bytes in a file. An expert is its extents, one after the other."""
+
+    path: str
+    offset: int  # bytes
+    nbytes: int  # at least 1
+
+
+@runtime_checkable
+class ExpertSource(Protocol):
+    """What every source has: which experts there are, and how large they are.
+
+    A source is an `ExtentSource` or a `ReadSource` as well. It may have an attribute `top_k`, the number of experts
+    that a token uses in a layer, from which a store knows its token cycle.
+
+    The answers must not change while a store uses the source, and any thread may ask.
+    """
+
+    def keys(self) -> Iterable[ExpertKey]:
+        """Return every expert's key, each once."""
+        ...
+
+    def expert_nbytes(self, key: ExpertKey, /) -> int:
+        """Return the size of an expert in bytes.
+
+        Raises
+        ------
+        KeyError
+            The source has no such expert.
+        """
+        ...
+
+
+@runtime_checkable
+class ExtentSource(ExpertSource, Protocol):
+    """A source of which the store reads the files itself, with direct I/O where it can."""
+
+    def extents(self, key: ExpertKey, /) -> Sequence[Extent]:
+        """Return where an expert's bytes lie, in order; their sizes add up to `expert_nbytes(key)`.
+
+        Raises
+        ------
+        KeyError
+            The source has no such expert.
+        """
+        ...
+
+
+@runtime_checkable
+class ReadSource(ExpertSource, Protocol):
+    """A source that hands over bytes: from memory, from a network, computed."""
+
+    def read_expert(self, key: ExpertKey, /) -> Buffer:
+        """Return an expert's bytes: a C-contiguous buffer of `expert_nbytes(key)` bytes, copied before the next call.
+
+        Called in Python by the thread that needs the expert, or by the prefetch worker. What it raises fails the
+        acquire, and is its `__cause__`.
+        """
+        ...
+
+
+def as_key(key: object) -> ExpertKey:
+    """Return `key`, a pair of non-negative integers, as an ExpertKey.
+
+    Raises
+    ------
+    TypeError
+        It is not a pair of integers.
+    ValueError
+        One of them is negative.
+    """
+    if not isinstance(key, tuple) or len(key) != 2 or any(isinstance(part, bool) for part in key):
+        raise TypeError(f"a key must be (layer, expert), two integers; got {key!r}")
+    try:
+        layer, expert = (operator.index(part) for part in key)
+    except TypeError:
+        raise TypeError(f"a key must be (layer, expert), two integers; got {key!r}") from None
+    if layer < 0 or expert < 0:
+        raise ValueError(f"layer and expert must not be negative; got {key!r}")
+    return ExpertKey(layer, expert)
