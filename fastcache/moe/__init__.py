@@ -1,0 +1,9 @@
+"""A NumPy forward for MoE models whose experts come from a store, or from memory.
+
+`load_block(path, layer, experts=store)` streams; `experts="resident"` is the one-line change to compare with.
+"""
+
+from fastcache.moe.block import Experts, MoEBlock, load_block
+from fastcache.moe.resident import ResidentExperts
+
+__all__ = ["Experts", "MoEBlock", "ResidentExperts", "load_block"]

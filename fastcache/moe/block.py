@@ -1,0 +1,230 @@
+"""One MoE block in NumPy, its routed experts from a store or from memory.
+
+Owns `MoEBlock` and `load_block`. Knows no file format and no store: experts come from anything with `as_ready`.
+Imports errors, layout, and the rest of moe.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fastcache.errors import UnsupportedCheckpoint
+from fastcache.layout.build import build_layout
+from fastcache.layout.record import Layout, Record
+from fastcache.linear import Arrays, linear
+from fastcache.moe.families import Ffn, Router, forward_of
+from fastcache.moe.ffn import swiglu
+from fastcache.moe.resident import ResidentExperts, layer_experts
+from fastcache.moe.routers import Routing, sigmoid
+from fastcache.moe.trunk import layer_tensor
+from fastcache.quant.floats import is_plain
+
+F32: TypeAlias = NDArray[np.float32]
+
+
+class Experts(Protocol):
+    """What a block asks of an ExpertStore or of ResidentExperts."""
+
+    def as_ready(self, layer: int, experts: Sequence[int], /) -> Iterator[tuple[int, Arrays]]:
+        """Give (expert, arrays) of each distinct expert of a layer once, as its bytes arrive."""
+        ...
+
+
+class MoEBlock:
+    """The MoE part of one decoder layer: router, routed experts, shared expert. Made by `load_block`.
+
+    Attributes
+    ----------
+    layer : int
+    family : str
+    n_experts, top_k, hidden : int
+        E, k and H below.
+    experts : object with as_ready
+        Where the routed experts' arrays come from; may be replaced at any time.
+
+    Notes
+    -----
+    Calling a block from several threads is safe if `experts` is.
+    """
+
+    def __init__(
+        self,
+        *,
+        layer: int,
+        family: str,
+        top_k: int,
+        experts: Experts,
+        router: Router,
+        router_weight: F32,
+        router_bias: F32 | None,
+        ffn: Ffn,
+        shared: Mapping[str, F32] | None,
+        shared_gate: F32 | None,
+    ) -> None:
+        self.layer, self.family, self.top_k, self.experts = layer, family, top_k, experts
+        self.n_experts, self.hidden = router_weight.shape
+        self._router, self._ffn = router, ffn
+        self._trunk = {"router": router_weight}
+        if shared_gate is not None:
+            self._trunk["shared_gate"] = shared_gate
+        self._router_bias, self._shared = router_bias, shared
+
+    def __repr__(self) -> str:
+        return f"<MoEBlock {self.family} layer {self.layer}: {self.top_k} of {self.n_experts} experts>"
+
+    def router_logits(self, x: ArrayLike) -> F32:
+        """Return the router's raw logits, its own bias included: x [T, H] -> [T, E] float32."""
+        logits = linear(self._checked(x), self._trunk, "router")
+        if self._router_bias is not None:
+            logits += self._router_bias
+        return logits
+
+    def route(self, x: ArrayLike) -> Routing:
+        """Return which experts serve each token: x [T, H] -> experts [T, k] int64, weights [T, k] float32."""
+        return self._router(self.router_logits(x))
+
+    def __call__(self, x: ArrayLike) -> F32:
+        """Compute the block's output, without the residual.
+
+        Parameters
+        ----------
+        x : array_like, float32, [T, H]
+            What the layer's second norm gives.
+
+        Returns
+        -------
+        ndarray, float32, [T, H]
+
+        Raises
+        ------
+        ValueError
+            x is not [T, H].
+        FastcacheError
+            Whatever the store's `as_ready` raises.
+
+        Notes
+        -----
+        Experts are computed as they arrive, each over all of its tokens at once, and summed afterwards in each
+        token's router order: floating point sums depend on order, and arrival is no order. Holds T * k * H floats.
+        """
+        x = self._checked(x)
+        experts, weights = self.route(x)
+        wanted = np.unique(experts).tolist()
+        # Asked for first, so that reading goes on while the shared expert is computed.
+        ready = self.experts.as_ready(self.layer, wanted) if wanted else iter(())
+        try:
+            shared = self._shared_output(x)
+            parts = np.empty((*experts.shape, self.hidden), np.float32)
+            missing = set(wanted)
+            for expert, arrays in ready:
+                tokens, places = np.nonzero(experts == expert)
+                parts[tokens, places] = self._ffn(x[tokens], arrays)
+                missing.remove(expert)
+                del arrays  # or its slot stays leased while the next one is waited for
+        finally:
+            close = getattr(ready, "close", None)
+            if close is not None:
+                close()
+        if missing:
+            raise RuntimeError(f"as_ready ended without experts {sorted(missing)} of layer {self.layer}")
+        y: F32 = weights[:, 0, np.newaxis] * parts[:, 0]
+        for place in range(1, self.top_k):
+            y += weights[:, place, np.newaxis] * parts[:, place]
+        return y if shared is None else y + shared
+
+    def _shared_output(self, x: F32) -> F32 | None:
+        if self._shared is None:
+            return None
+        y = swiglu(x, self._shared)
+        if "shared_gate" in self._trunk:
+            y *= sigmoid(linear(x, self._trunk, "shared_gate"))
+        return y
+
+    def _checked(self, x: ArrayLike) -> F32:
+        array = np.asarray(x, np.float32)
+        if array.ndim != 2 or array.shape[1] != self.hidden:
+            raise ValueError(f"x has shape {array.shape}; this block takes [T, {self.hidden}]")
+        return array
+
+
+def load_block(path: str | os.PathLike[str] | Layout, layer: int, experts: Experts | Literal["resident"]) -> MoEBlock:
+    """Load one MoE block of a checkpoint: its router and shared expert into memory, its experts from `experts`.
+
+    Parameters
+    ----------
+    path : path or Layout
+        The checkpoint, as for `fastcache.open`; or its layout, which saves reading the headers once per layer.
+    layer : int
+        The decoder layer.
+    experts : ExpertStore or "resident"
+        A store of the same checkpoint (any object with `as_ready`); or "resident": read all experts of the layer
+        now and keep them. The outputs are bit-identical.
+
+    Returns
+    -------
+    MoEBlock
+
+    Raises
+    ------
+    UnsupportedCheckpoint
+        No forward for this family or its settings, or its experts are stored encoded. `fastcache.open` serves them.
+    UnknownExpert
+        The layer is dense, or there is no such layer.
+    MissingTensor
+        A router or shared expert tensor is not in the checkpoint.
+    """
+    if isinstance(experts, str) and experts != "resident":
+        raise ValueError(f'experts is a store or "resident", not {experts!r}')
+    layout = path if isinstance(path, Layout) else build_layout(path)
+    row = forward_of(layout.family)
+    located = layer_experts(layout, layer)
+    for record in located.records:
+        _check_plain(record, layout.family)
+    top_k = layout.top_k
+    if not top_k or top_k > len(located):
+        raise UnsupportedCheckpoint(f"config.json: top-k is {top_k} and the layer has {len(located)} experts")
+    router_weight = layer_tensor(layout, layer, row.router_weight)
+    if router_weight.ndim != 2 or len(router_weight) != len(located):
+        raise UnsupportedCheckpoint(
+            f"layer {layer}: the router has shape {router_weight.shape} and there are {len(located)} experts"
+        )
+
+    def optional(name: str | None) -> F32 | None:
+        return None if name is None else layer_tensor(layout, layer, name)
+
+    router = row.router(layout.config, top_k, optional(row.choice_bias))
+    try:
+        router(np.zeros((1, len(located)), np.float32))
+    except ValueError as error:
+        raise UnsupportedCheckpoint(f"config.json: {error}") from error
+    shared = None
+    if row.has_shared(layout.config):
+        names = {label: f"{row.shared}.{label}_proj.weight" for label in ("gate", "up", "down")}
+        shared = {label: layer_tensor(layout, layer, name) for label, name in names.items()}
+    return MoEBlock(
+        layer=layer,
+        family=layout.family,
+        top_k=top_k,
+        experts=ResidentExperts(layout, layer) if isinstance(experts, str) else experts,
+        router=router,
+        router_weight=router_weight,
+        router_bias=optional(row.router_bias),
+        ffn=row.ffn(layout.config),
+        shared=shared,
+        shared_gate=None if shared is None else optional(row.shared_gate),
+    )
+
+
+def _check_plain(record: Record, family: str) -> None:
+    plain = {view.label for view in record.views if is_plain(view.dtype)}
+    if not {"gate", "up", "down"} <= plain:
+        stored = ", ".join(f"{tensor.label} {tensor.dtype}" for tensor in record.tensors)
+        raise UnsupportedCheckpoint(
+            f"the NumPy forward of {family!r} needs experts in F32, F16 or BF16; these are stored as {stored}. "
+            f"The bytes are served: use fastcache.open and decode them yourself"
+        )

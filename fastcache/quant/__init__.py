@@ -1,0 +1,1 @@
+"""Stored number formats to float32. Imports numpy and ml_dtypes only."""
