@@ -1,0 +1,73 @@
+"""Stream Mixture-of-Experts experts from NVMe into a bounded arena, as leased zero-copy NumPy views.
+
+import fastcache
+store = fastcache.open("Qwen3-30B-A3B/", budget="8GiB")
+expert = store[3, 17]                       # layer 3, expert 17: held while anything refers to it
+y = fastcache.linear(x, expert, "gate")     # x @ gate.T in float32
+"""
+
+from importlib import metadata as _metadata
+from pathlib import Path as _Path
+
+if next(_Path(__file__).parent.glob("_lrucache*"), None) is not None:
+    raise ImportError(
+        "two distributions are installed into the package `fastcache`: `fastcache-moe` (this one) and the caching "
+        "decorator `fastcache`. Uninstall both (pip uninstall fastcache fastcache-moe), then install fastcache-moe"
+    )
+
+from fastcache.errors import (
+    BatchFailed,
+    BudgetTooSmall,
+    CheckpointChanged,
+    CheckpointError,
+    FastcacheError,
+    FeatureUnavailable,
+    ForkedStore,
+    LeaseReleased,
+    OverflowLimit,
+    ReadFailed,
+    ReadTimeout,
+    ShortRead,
+    StoreClosed,
+    UnknownExpert,
+)
+from fastcache.keys import ExpertKey
+from fastcache.linear import linear
+from fastcache.opening import open
+from fastcache.sources import ExpertSource, Extent, FileRangeSource, MemorySource
+from fastcache.stats import Stats
+from fastcache.store import ExpertLease, ExpertStore, Leases, Prefetch
+
+try:
+    __version__ = _metadata.version("fastcache-moe")
+except _metadata.PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "BatchFailed",
+    "BudgetTooSmall",
+    "CheckpointChanged",
+    "CheckpointError",
+    "ExpertKey",
+    "ExpertLease",
+    "ExpertSource",
+    "ExpertStore",
+    "Extent",
+    "FastcacheError",
+    "FeatureUnavailable",
+    "FileRangeSource",
+    "ForkedStore",
+    "LeaseReleased",
+    "Leases",
+    "MemorySource",
+    "OverflowLimit",
+    "Prefetch",
+    "ReadFailed",
+    "ReadTimeout",
+    "ShortRead",
+    "Stats",
+    "StoreClosed",
+    "UnknownExpert",
+    "linear",
+    "open",
+]

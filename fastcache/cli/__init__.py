@@ -1,0 +1,37 @@
+"""The command line: one thin file per command, everything on the public API. Figures to stdout, progress to stderr."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from fastcache.cli.demo import demo
+from fastcache.cli.fixture import fixture
+from fastcache.cli.replay_seed import replay_seed
+from fastcache.errors import FastcacheError
+
+
+class _Group(click.Group):
+    """Shows our errors and the system's as one line, not as a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FastcacheError as error:
+            raise click.ClickException(f"{type(error).__name__}: {error}") from error
+        except (BrokenPipeError, ChildProcessError):
+            raise
+        except OSError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.version_option(package_name="fastcache-moe", prog_name="fastcache")
+def main() -> None:
+    """Stream Mixture-of-Experts experts from NVMe into a bounded arena of leased slots."""
+
+
+main.add_command(demo)
+main.add_command(fixture)
+main.add_command(replay_seed)

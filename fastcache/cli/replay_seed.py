@@ -1,0 +1,39 @@
+"""`fastcache replay-seed`: the seed's scenarios on our store. Imports click, rich and seed_replay."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from fastcache.cli.options import SIZE, as_json, engine
+
+
+@click.command("replay-seed")
+@click.option("--dir", "directory", type=click.Path(exists=True, file_okay=False), help="Where the shard is written.")
+@click.option("--chunk", type=SIZE, default=None, help="Bytes per read.  [default: FASTCACHE_CHUNK, else built-in]")
+@engine
+@as_json
+def replay_seed(directory: str | None, chunk: int | None, engine: str | None, as_json: bool) -> None:
+    """Run the first seed's scenarios and print its table with ours beside it. Exit 1 on any difference."""
+    from fastcache.seed_replay import run
+
+    with tempfile.TemporaryDirectory(prefix="fastcache-seed-", dir=directory) as scratch:
+        rows = run(scratch, engine=engine, chunk=chunk)
+    if as_json:
+        click.echo(json.dumps({"ok": all(row.ok for row in rows), "rows": [row.to_dict() for row in rows]}))
+    else:
+        table = Table("check", "the seed's", "ours", "", show_lines=True)
+        for row in rows:
+            table.add_row(row.check, _text(row.seed), _text(row.got), "ok" if row.ok else "DIFFERS")
+        Console().print(table)
+    if not all(row.ok for row in rows):
+        raise SystemExit(1)
+
+
+def _text(values: dict[str, Any]) -> str:
+    return "\n".join(f"{name} {value}" for name, value in values.items())

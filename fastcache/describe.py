@@ -1,0 +1,140 @@
+"""Description: what was asked of a store, what it really does, and why. Imports settings, units."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fastcache.settings import Settings
+from fastcache.units import format_bytes
+
+HUGE_ENOUGH = 0.9  # share of the arena in huge pages that counts as all, and that "require" accepts
+
+
+def feature(requested: object, used: object, reason: str = "", **more: object) -> dict[str, Any]:
+    """Return one feature's entry."""
+    return {"requested": requested, "used": used, "reason": reason, **more}
+
+
+class Description(Mapping[str, Any]):
+    """A mapping: features to {requested, used, reason, ...}, figures to numbers. `str()` of it is for people."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dicts, lists, strings and numbers, as JSON takes them."""
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in self._values.items()}
+
+    def __str__(self) -> str:
+        lines = []
+        for name, value in self._values.items():
+            if isinstance(value, dict) and "used" in value:
+                asked = "" if value["requested"] in (None, "auto", value["used"]) else f" (asked: {value['requested']})"
+                why = f": {value['reason']}" if value["reason"] else ""
+                more = "".join(
+                    f", {key} {format_bytes(extra) if key.endswith('bytes') and isinstance(extra, int) else extra}"
+                    for key, extra in value.items()
+                    if key not in ("requested", "used", "reason", "files")
+                )
+                lines.append(f"{name:12} {value['used']}{asked}{more}{why}")
+            elif name.endswith("bytes") and isinstance(value, int):
+                lines.append(f"{name:12} {format_bytes(value)}")
+            else:
+                lines.append(f"{name:12} {value}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def describe_store(
+    s: Settings,
+    m: Mapping[str, Any],
+    files: Sequence[Mapping[str, Any]],
+    *,
+    name: str,
+    family: str,
+    engine: tuple[str, str, str | None],
+    budget_bytes: int,
+    slot_bytes: Sequence[int],
+    slots: Sequence[int],
+    cycle_bytes: int | None,
+    overflow_limit: int,
+    not_indexed: Sequence[str],
+) -> Description:
+    """Return the description of a store from its settings `s`, the kernel's word on its memory `m`, and its files."""
+    arena = m.get("arena_bytes", 0)
+    rows = [row for row in files if row["path"] is not None]
+    direct = sum(bool(row["direct"]) for row in rows)
+    used = "direct" if rows and direct == len(rows) else "mixed" if direct else "buffered" if rows else "none"
+    reasons = sorted({row["reason"] for row in rows if not row["direct"] and row["reason"]})
+    huge = m.get("huge_bytes", 0)
+    held = m.get("locked_bytes", 0) + m.get("registered_bytes", 0)
+    limit = "raise RLIMIT_MEMLOCK (ulimit -l)"
+    pages = "2 MiB pages" if arena and huge >= HUGE_ENOUGH * arena else "mixed" if huge else "ordinary pages"
+    return Description(
+        {
+            "name": name,
+            "family": family,
+            "policy": feature(s.policy, s.policy),
+            "engine": feature(s.engine, engine[0], engine[1], liburing=engine[2]),
+            "direct": feature(
+                s.direct, used, "; ".join(reasons), files_direct=direct, files_buffered=len(rows) - direct
+            ),
+            "hugepages": feature(
+                s.hugepages, pages, _why_small(s.hugepages, arena, huge, m), fraction=huge / arena if arena else 0.0
+            ),
+            "mlock": feature(
+                s.mlock,
+                "none" if not held else "all" if held >= arena else "part",
+                _errno(m.get("mlock_errno", 0), limit),
+                locked_bytes=m.get("locked_bytes", 0),
+            ),
+            "registered": feature(
+                s.mlock,
+                m.get("registered_bytes", 0) > 0,
+                _errno(m.get("registration_errno", 0), limit)
+                or ("" if engine[0] == "uring" else "only io_uring registers buffers"),
+                registered_bytes=m.get("registered_bytes", 0),
+            ),
+            "budget_bytes": budget_bytes,
+            "arena_bytes": arena,
+            "populated_bytes": m.get("populated_bytes", 0),
+            "slots": m.get("slots", 0),
+            "leased_slots": m.get("leased_slots", 0),
+            "slot_bytes": slot_bytes[0] if len(slot_bytes) == 1 else list(slot_bytes),
+            "slot_classes": [{"slot_bytes": b, "slots": n} for b, n in zip(slot_bytes, slots, strict=True)],
+            "token_cycle_bytes": cycle_bytes,
+            "overflow_limit_bytes": overflow_limit,
+            "overflow_bytes": m.get("overflow_bytes", 0),
+            "overflow_peak_bytes": m.get("overflow_peak", 0),
+            "files": len(rows),
+            "not_indexed": list(not_indexed),
+        }
+    )
+
+
+def _errno(number: int, hint: str) -> str:
+    return f"{os.strerror(number)}; {hint}" if number else ""
+
+
+def _why_small(requested: str, arena: int, huge: int, memory: Mapping[str, Any]) -> str:
+    if requested == "off" or not arena or huge >= HUGE_ENOUGH * arena:
+        return ""
+    if arena < 2 << 20:
+        return "the arena is smaller than one huge page"
+    if memory.get("huge_errno"):
+        return _errno(memory["huge_errno"], "the kernel refused")
+    if memory.get("populated_bytes", 0) < arena:
+        return "still being populated"
+    return "the kernel gave fewer: see /sys/kernel/mm/transparent_hugepage/enabled"

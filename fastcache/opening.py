@@ -1,0 +1,81 @@
+"""`fastcache.open`: arguments to a store. Imports settings and store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastcache.settings import resolve
+from fastcache.store import POLICIES, ExpertStore
+
+
+def open(
+    path_or_source: Any,
+    budget: int | str | None = None,
+    *,
+    policy: str | None = None,
+    engine: str | None = None,
+    direct: str | None = None,
+    mlock: str | None = None,
+    hugepages: str | None = None,
+    chunk: int | str | None = None,
+    queue_depth: int | None = None,
+    io_threads: int | None = None,
+    overflow: int | str | None = None,
+    timeout: float | None = None,
+    name: str | None = None,
+    progress: Callable[[int, int], Any] | None = None,
+) -> ExpertStore:
+    """Open a checkpoint, or any source of experts, as a store.
+
+    For every argument None means the environment's value, else the built-in one.
+
+    Parameters
+    ----------
+    path_or_source : path or ExpertSource
+        A directory or file of safetensors, or an object with keys(), expert_nbytes(key), and extents(key) or
+        read_expert(key).
+    budget : int or str, optional
+        Bytes of the arena: an integer, "8GiB", "25% of experts", "50% of free", "2 cycles" (token cycles), "all", or
+        "auto": all experts if they fit into free memory less the trunk less 15 %, else that much.
+        FASTCACHE_EXPERT_CACHE_BYTES.
+    policy : {"next_use", "lru"}, optional
+        What to evict. FASTCACHE_POLICY.
+    engine : {"auto", "uring", "pread"}, optional
+        How to read. "auto" falls back from io_uring and says why; the others raise. FASTCACHE_ENGINE.
+    direct, mlock, hugepages : {"auto", "require", "off"}, optional
+        Direct I/O; page-locked memory (by registration or mlock); 2 MiB pages (also "hugetlb": explicit ones).
+    chunk : int or str, optional
+        Largest single read, default 1 MiB. FASTCACHE_CHUNK.
+    queue_depth, io_threads : int, optional
+        Reads in flight for io_uring (32), threads for pread (4).
+    overflow : int or str, optional
+        Bytes that pass-through buffers may hold alive; beyond it OverflowLimit. Default: free memory less 15 %.
+        FASTCACHE_OVERFLOW.
+    timeout : float, optional
+        Seconds that a wait may take before ReadTimeout; None: no limit. Calls can override it.
+    name : str, optional
+        For logs and metrics; the path's last part if None.
+    progress : callable, optional
+        Called as progress(populated_bytes, arena_bytes) from this thread until the arena is populated; without it,
+        populating goes on in the background.
+
+    Raises
+    ------
+    CheckpointError, BudgetTooSmall, FeatureUnavailable, ValueError, TypeError
+    """
+    settings = resolve(
+        budget=budget,
+        policy=policy,
+        engine=engine,
+        direct=direct,
+        mlock=mlock,
+        hugepages=hugepages,
+        chunk=chunk,
+        queue_depth=queue_depth,
+        io_threads=io_threads,
+        overflow=overflow,
+        timeout=timeout,
+        policies=tuple(POLICIES),
+    )
+    return ExpertStore(path_or_source, settings, name, progress)

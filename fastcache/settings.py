@@ -1,0 +1,113 @@
+"""The arguments of `fastcache.open`, resolved: argument, else environment, else built-in. Imports units."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastcache.units import parse_bytes
+
+CHUNK_BYTES = 1 << 20
+QUEUE_DEPTH = 32
+IO_THREADS = 4
+MAX_CHUNK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was asked for, checked. "auto" means: what works, and describe() says what that was."""
+
+    budget: Any
+    policy: str
+    engine: str
+    direct: str
+    mlock: str
+    hugepages: str
+    chunk: int
+    queue_depth: int
+    io_threads: int
+    overflow: int | None
+    timeout: float | None
+
+
+def resolve(
+    *,
+    budget: Any,
+    policy: Any,
+    engine: Any,
+    direct: Any,
+    mlock: Any,
+    hugepages: Any,
+    chunk: Any,
+    queue_depth: Any,
+    io_threads: Any,
+    overflow: Any,
+    timeout: Any,
+    policies: Sequence[str],
+) -> Settings:
+    """Return checked settings.
+
+    Raises
+    ------
+    ValueError
+        A value is not one of those allowed; where it came from the environment, the message names the variable.
+    TypeError
+        An argument has the wrong type.
+    """
+
+    def size(value: Any, what: str) -> int:
+        return parse_bytes(value, what)
+
+    def one_of(*allowed: str) -> Callable[[Any, str], str]:
+        def check(value: Any, what: str) -> str:
+            if value not in allowed:
+                raise ValueError(f"{what} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+            return str(value)
+
+        return check
+
+    def count(value: Any, what: str) -> int:
+        number = operator.index(value)
+        if not 1 <= number <= 4096:
+            raise ValueError(f"{what} must be from 1 to 4096; got {number}")
+        return number
+
+    def whole_chunk(value: Any, what: str) -> int:
+        number = parse_bytes(value, what)
+        if not 512 <= number <= MAX_CHUNK_BYTES:
+            raise ValueError(f"{what} must be from 512 bytes to 1 GiB; got {number}")
+        return number
+
+    feature = one_of("auto", "require", "off")
+    if timeout is not None and not float(timeout) >= 0:
+        raise ValueError(f"timeout must be seconds >= 0, or None; got {timeout!r}")
+    return Settings(
+        budget=_pick("budget", budget, "FASTCACHE_EXPERT_CACHE_BYTES", None, lambda value, what: value),
+        policy=_pick("policy", policy, "FASTCACHE_POLICY", "next_use", one_of(*policies)),
+        engine=_pick("engine", engine, "FASTCACHE_ENGINE", "auto", one_of("auto", "uring", "pread")),
+        direct=_pick("direct", direct, None, "auto", feature),
+        mlock=_pick("mlock", mlock, None, "auto", feature),
+        hugepages=_pick("hugepages", hugepages, None, "auto", one_of("auto", "require", "off", "hugetlb")),
+        chunk=_pick("chunk", chunk, "FASTCACHE_CHUNK", CHUNK_BYTES, whole_chunk),
+        queue_depth=_pick("queue_depth", queue_depth, None, QUEUE_DEPTH, count),
+        io_threads=_pick("io_threads", io_threads, None, IO_THREADS, count),
+        overflow=_pick("overflow", overflow, "FASTCACHE_OVERFLOW", None, size),
+        timeout=None if timeout is None else float(timeout),
+    )
+
+
+def from_environment(variable: str) -> str | None:
+    """Return the value of an environment variable; an empty one is unset."""
+    return os.environ.get(variable) or None
+
+
+def _pick(name: str, value: Any, variable: str | None, default: Any, check: Callable[[Any, str], Any]) -> Any:
+    if value is not None:
+        return check(value, name)
+    text = from_environment(variable) if variable else None
+    if text is None:
+        return default
+    return check(text, f"{variable} (for {name})")

@@ -1,0 +1,362 @@
+"""ExpertStore: a checkpoint or source, streamed into leased slots. The one module that crosses to fastcache_ext.
+
+Owns what the public calls mean: keys, budgets, fallbacks and their reasons, errors. Moves no bytes itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from fastcache import errors, failures
+from fastcache.describe import HUGE_ENOUGH, Description, describe_store
+from fastcache.inventory import Inventory, inventory_of
+from fastcache.keys import ExpertKey
+from fastcache.placement import EXTENT, Placement, place
+from fastcache.pyworker import PythonWorker
+from fastcache.settings import Settings
+from fastcache.sizing import size_store
+from fastcache.stats import Stats
+from fastcache.units import format_bytes
+from fastcache_ext import liburing
+from fastcache_ext.arguments import Leases
+from fastcache_ext.files import FileSet
+from fastcache_ext.policy import NAMES as POLICIES
+from fastcache_ext.serve import Prefetch, Server
+from fastcache_ext.views import Catalog, ExpertLease
+
+__all__ = ["POLICIES", "ExpertLease", "ExpertStore", "Leases", "Prefetch"]
+
+log = logging.getLogger("fastcache")
+PAGE = os.sysconf("SC_PAGESIZE")
+CLOSE_SECONDS = 30.0
+
+
+class ExpertStore(Server):
+    """Experts of a checkpoint, read on demand into a bounded arena and handed out as leases. Made by `fastcache.open`.
+
+    Attributes
+    ----------
+    name : str
+    family : str
+        The model family's row, or "unknown".
+    top_k : int or None
+        Experts that a token uses in a layer.
+    budget_bytes : int
+        What the arena may take; `describe()["arena_bytes"]` is what it takes.
+
+    Notes
+    -----
+    Thread-safe. A child after fork gets ForkedStore from every call, and `reopen()` gives it a store of its own.
+    """
+
+    def __init__(
+        self, source: Any, settings: Settings, name: str | None, progress: Callable[[int, int], Any] | None
+    ) -> None:
+        self._arguments = (source, settings, name, progress)
+        self._closing = threading.RLock()  # a signal handler or a destructor may close the store inside of close()
+        self._source = source
+        self._source_errors: dict[int, BaseException] = {}
+        self._python_worker: PythonWorker | None = None
+        self._settings = settings
+        self._baseline = Stats()
+        inventory = self._inventory = inventory_of(source)
+        self.name = name or (
+            os.path.basename(os.path.abspath(source))
+            if isinstance(source, (str, os.PathLike))
+            else type(source).__name__
+        )
+        self.family, self.top_k = inventory.family, inventory.top_k
+        direct = cast(Literal["auto", "require", "off"], settings.direct)
+        self._files = FileSet(inventory.paths, direct=direct, memory=inventory.memory)
+        file_align = [row["align"] for row in self._files.describe()]
+        placement = self._place(inventory, file_align)
+        largest = max([512, *file_align])
+        sizing = self._sizing = size_store(inventory, placement.span, max(PAGE, largest), settings, self.name)
+        self.budget_bytes = sizing.budget
+        self._start_reading(inventory, placement, settings, chunk=-(-settings.chunk // largest) * largest)
+        # Columns that have served their turn.
+        inventory.file = inventory.offset = inventory.nbytes = inventory.align = np.zeros((0, 1), np.int64)
+        self._set_timeout(settings.timeout)
+        self._settle(progress)
+
+    # ---- opening
+
+    def _place(self, inventory: Inventory, file_align: list[int]) -> Placement:
+        if inventory.by_hand:
+            count = len(inventory.exists)
+            extents = np.zeros(count, EXTENT)
+            extents["nbytes"] = inventory.nbytes[:, 0]
+            placement = Placement(
+                np.arange(count + 1, dtype=np.int32),
+                extents,
+                inventory.nbytes[:, 0].copy(),
+                np.zeros((count, 1), np.int64),
+            )
+        else:
+            placement = place(inventory.file, inventory.offset, inventory.nbytes, inventory.align, file_align)
+        placement.span[~inventory.exists] = -1
+        return placement
+
+    def _start_reading(self, inventory: Inventory, placement: Placement, settings: Settings, chunk: int) -> None:
+        records = [
+            (
+                [(v.label, v.tensor, v.offset, v.dtype, v.shape, v.strides) for v in record.views],
+                record.refused,
+                [tensor.nbytes for tensor in record.tensors],
+            )
+            for record in inventory.records
+        ]
+        self._set_catalog(Catalog(records, inventory.record_of, placement.tensors, ExpertKey, errors.LeaseReleased))
+        self._payload = (
+            np.where(inventory.file >= 0, inventory.nbytes, 0).sum(axis=1)
+            if not inventory.by_hand
+            else inventory.nbytes[:, 0]
+        )
+        engine = settings.engine
+        if inventory.by_hand or inventory.memory is not None:
+            if engine == "uring":
+                raise errors.FeatureUnavailable("engine='uring' was asked for, but this source's bytes are in no file")
+            engine = "hand" if inventory.by_hand else "pread"
+        sizing = self._sizing
+        try:
+            self._open(
+                layers=inventory.layers,
+                cls_of=sizing.cls,
+                ext_first=placement.first,
+                extents=placement.extents,
+                span=placement.span,
+                files=self._files,
+                class_bytes=sizing.slot_bytes,
+                class_slots=sizing.slots,
+                policy=settings.policy,
+                engine=engine,
+                chunk=chunk,
+                queue_depth=settings.queue_depth,
+                io_threads=settings.io_threads,
+                hugepages={"off": "off", "hugetlb": "tlb"}.get(settings.hugepages, "thp"),
+                mlock=settings.mlock != "off",
+                registered=settings.mlock != "off",
+                overflow=sizing.overflow,
+                direct_required=settings.direct == "require",
+            )
+        except OSError as error:
+            raise errors.FeatureUnavailable(error.errno, f"{error.strerror}: {error.filename}") from error
+        if settings.engine == "auto" and self.engine_used == "pread" and engine == "auto":
+            log.warning(
+                "%s: io_uring is not used (%s); reading with %d threads",
+                self.name,
+                self.engine_reason,
+                settings.io_threads,
+            )
+
+    def _settle(self, progress: Callable[[int, int], Any] | None) -> None:
+        required = {"hugepages": self._settings.hugepages, "mlock": self._settings.mlock}
+        wait = "require" in required.values()
+        if progress is None and not wait:
+            return
+        pause = threading.Event()
+        while True:
+            populated, settled, _ = self._progress()
+            if progress is not None:
+                progress(populated, self._sizing.arena)
+            if settled or self._progress()[2]:
+                break
+            pause.wait(0.02)
+        if not wait:
+            return
+        memory, missing = self._memory(), []
+        arena, locked = memory["arena_bytes"], memory["locked_bytes"] + memory["registered_bytes"]
+        if required["hugepages"] == "require" and memory["huge_bytes"] < HUGE_ENOUGH * arena:
+            missing.append(f"hugepages='require': only {memory['huge_bytes']} of {arena} bytes are in huge pages")
+        if required["mlock"] == "require" and locked < arena:
+            why = os.strerror(memory["mlock_errno"] or memory["registration_errno"])
+            missing.append(
+                f"mlock='require': {locked} of {arena} bytes are locked: {why}; raise RLIMIT_MEMLOCK (ulimit -l)"
+            )
+        if missing:
+            self.close()
+            raise errors.FeatureUnavailable("; ".join(missing))
+
+    # ---- experts
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """MoE layers, as the checkpoint numbers them, ascending."""
+        return tuple(layer for layer, _ in self._inventory.layers)
+
+    def experts(self, layer: int) -> range:
+        """Return the expert indices of a layer; a dense or unknown layer is UnknownExpert."""
+        for number, count in self._inventory.layers:
+            if number == layer:
+                return range(count)
+        raise self._error(-2, layer, None, None, 0, 0, 0)
+
+    def __len__(self) -> int:
+        return int(self._inventory.exists.sum())
+
+    def __iter__(self) -> Iterator[ExpertKey]:
+        k = 0
+        for layer, count in self._inventory.layers:
+            for expert in range(count):
+                if self._inventory.exists[k]:
+                    yield ExpertKey(layer, expert)
+                k += 1
+
+    def __contains__(self, key: object) -> bool:
+        if not isinstance(key, tuple) or len(key) != 2:
+            return False
+        try:
+            self._key(*key)
+        except (TypeError, ValueError, errors.UnknownExpert):
+            return False
+        return True
+
+    def expert_nbytes(self, layer: int | ExpertKey, expert: int | None = None) -> int:
+        """Return an expert's payload in bytes, without padding."""
+        if expert is None:
+            layer, expert = layer  # type: ignore[misc]
+        return int(self._payload[self._key(layer, expert)])
+
+    def is_resident(self, layer: int | ExpertKey, expert: int | None = None) -> bool:
+        """Whether an acquire would be a hit now. Counts nothing."""
+        if expert is None:
+            layer, expert = layer  # type: ignore[misc]
+        return bool(self._is_resident(layer, expert))
+
+    def prefetch(
+        self, layer: int | ExpertKey | Iterable[ExpertKey], experts: Iterable[int] | int | None = None
+    ) -> Prefetch:
+        """Start reading experts, and return at once.
+
+        A prefetch evicts nothing that is leased, pinned or not yet used, and reads only while no demand is queued.
+
+        Returns
+        -------
+        Prefetch
+            done(), cancel(), wait(timeout), result(timeout), add_done_callback(callback).
+        """
+        handle = self._prefetch(layer, experts)
+        if self._inventory.by_hand and not handle.done():
+            self._worker().put(handle._fill)
+        return handle
+
+    # ---- what it says of itself
+
+    def stats(self, layers: bool = False) -> Stats:
+        """Return the counters since opening, or since reset_stats(); with `layers`, those of each layer too.
+
+        Takes no lock; the snapshot is never torn. `after - before` is what happened in between.
+        """
+        values, by_layer = self._counters(layers)
+        return Stats(**values, layers=by_layer) - self._baseline
+
+    def reset_stats(self) -> None:
+        """Count from here. Residency is kept."""
+        values, by_layer = self._counters(True)
+        self._baseline = Stats(**values, layers=by_layer)
+
+    def describe(self) -> Description:
+        """Return per feature what was asked, what is used and why, and the sizes of things."""
+        self._same_process()
+        return describe_store(
+            self._settings,
+            self._memory(),
+            self._files.describe(),
+            name=self.name,
+            family=self.family,
+            engine=(self.engine_used, self.engine_reason, liburing.source() if self.engine_used == "uring" else None),
+            budget_bytes=self.budget_bytes,
+            slot_bytes=self._sizing.slot_bytes,
+            slots=self._sizing.slots,
+            cycle_bytes=self._sizing.cycle,
+            overflow_limit=self._sizing.overflow,
+            not_indexed=self._inventory.not_indexed,
+        )
+
+    def __repr__(self) -> str:
+        return f"<ExpertStore {self.name!r}: {len(self)} experts, budget {format_bytes(self.budget_bytes)}>"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "an ExpertStore cannot be pickled: open the checkpoint again in the other process, or reopen() after a fork"
+        )
+
+    # ---- ends
+
+    def reopen(self) -> ExpertStore:
+        """Return a new store with the arguments of this one, for example in a child after fork."""
+        return ExpertStore(*self._arguments)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop: queued reads are dropped, reads at the device are waited for, at most `timeout` seconds (None: 30).
+
+        Live leases and arrays stay valid; their memory goes with the last of them. Closing twice is fine.
+        """
+        seconds = CLOSE_SECONDS if timeout is None else float(timeout)
+        if not seconds >= 0:
+            raise ValueError(f"timeout must be seconds >= 0, or None; got {timeout!r}")
+        if self._forked():  # nothing here is the child's; and the lock may be held by a thread that it does not have
+            return
+        with self._closing:
+            if self._python_worker is not None:
+                self._python_worker.stop()
+            if not self._shut(int(seconds * 1e9)):
+                log.error(
+                    "%s: a read has not returned within %.1f s of close(); its memory is kept until it does",
+                    self.name,
+                    seconds,
+                )
+
+    def __enter__(self) -> ExpertStore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- what the border asks
+
+    def _error(
+        self, code: int, layer: Any, expert: Any, path: str | None, offset: int, wanted: int, got: int
+    ) -> Exception:
+        cause = None
+        if code == failures.SOURCE:
+            cause = self._source_errors.pop(self._key(layer, expert), None)
+        return failures.failure(
+            code,
+            store=self.name,
+            layers=self._inventory.layers,
+            layer=layer,
+            expert=expert,
+            path=path,
+            offset=offset,
+            wanted=wanted,
+            got=got,
+            overflow_limit=self._sizing.overflow,
+            holders=self._holders(),
+            cause=cause,
+        )
+
+    def _batch_error(self, failed: Mapping[tuple[int, int], Exception]) -> errors.BatchFailed:
+        named = {ExpertKey(*key): error for key, error in failed.items()}
+        return errors.BatchFailed(f"{len(named)} of the batch's experts failed; the others stay resident", named)
+
+    def _read_expert(self, layer: int, expert: int) -> Any:
+        return self._source.read_expert(ExpertKey(layer, expert))
+
+    def _source_failed(self, key: int, error: BaseException) -> None:
+        self._source_errors[key] = error
+
+    def _call_when_done(self, handle: Prefetch, callback: Callable[[Prefetch], Any]) -> None:
+        self._worker().put(lambda: (handle.wait(), callback(handle)))
+
+    def _worker(self) -> PythonWorker:
+        with self._closing:
+            if self._python_worker is None:
+                self._python_worker = PythonWorker(self.name)
+            return self._python_worker

@@ -1,0 +1,93 @@
+"""What all tests share: one BLAS thread, a clean environment, engines that are there, files that are really on disk."""
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: sums in one order
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import functools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = ("FASTCACHE_EXPERT_CACHE_BYTES", "FASTCACHE_CHUNK", "FASTCACHE_POLICY", "FASTCACHE_OVERFLOW")
+ENGINES = ("uring", "pread")
+
+hypothesis.settings.register_profile("fastcache", deadline=None, derandomize=bool(os.environ.get("CI")))
+hypothesis.settings.load_profile("fastcache")
+
+
+@functools.cache
+def _refusal(engine: str) -> str:
+    """Why this machine has no such engine; empty where it has."""
+    import fastcache  # not above: what reads only the sources runs before a build too
+    from fastcache import fixture
+
+    with tempfile.TemporaryDirectory() as scratch:
+        path = fixture.write_seed_shard(scratch)
+        try:
+            fastcache.open(path, engine=engine).close()
+        except (fastcache.FastcacheError, OSError) as error:
+            return f"{engine} is not available here: {error}"
+    return ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        pytest.skip("needs root")
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of the shell reaches a test, but FASTCACHE_ENGINE, by which the whole suite runs on either engine."""
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    """Each engine that the machine has. A forced engine never falls back."""
+    name: str = request.param
+    if reason := _refusal(name):
+        pytest.skip(reason)
+    return name
+
+
+@pytest.fixture(scope="session")
+def disk() -> Iterator[Path]:
+    """A directory on a real file system: tmpfs takes unaligned direct reads and hides mistakes."""
+    bases = [os.environ.get("FASTCACHE_TEST_DIR", "/var/tmp"), str(ROOT)]
+    base = next((base for base in bases if os.access(base, os.W_OK) and _file_system(base) != "tmpfs"), None)
+    if base is None:
+        pytest.skip("no file system on a disk; name a directory in FASTCACHE_TEST_DIR")
+    with tempfile.TemporaryDirectory(prefix="fastcache-test-", dir=base) as scratch:
+        yield Path(scratch)
+
+
+def _file_system(path: str) -> str:
+    """The type of the mount that `path` is on, from /proc/self/mountinfo."""
+    device = os.stat(path).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, rest = line.partition(" - ")
+        if fields.split()[2] == wanted:
+            return rest.split()[0]
+    return "unknown"
+
+
+@pytest.fixture(scope="session")
+def seed_shard(disk: Path) -> Path:
+    """The seed's shard; read-only by agreement."""
+    from fastcache import fixture
+
+    return fixture.write_seed_shard(disk / "seed")
+
+
+@pytest.fixture(scope="session")
+def stress_seconds() -> float:
+    """How long a stress test runs."""
+    return float(os.environ.get("FASTCACHE_STRESS_SECONDS", "30"))
