@@ -1,0 +1,81 @@
+"""What a receipt says of the machine it was made on, and how much of the time the machine was taken away."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+RECEIPTS = Path(__file__).parent / "receipts"
+
+
+def steal_and_total() -> tuple[int, int]:
+    """Return (stolen, all) CPU ticks since boot."""
+    fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return fields[7], sum(fields)
+
+
+class Steal:
+    """Context manager; `.share` is the share of CPU time that the hypervisor took meanwhile."""
+
+    share = 0.0
+
+    def __enter__(self) -> Steal:
+        self._before = steal_and_total()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        stolen, total = (now - was for now, was in zip(steal_and_total(), self._before, strict=True))
+        self.share = stolen / total if total else 0.0
+
+
+def facts(directory: Path | None = None) -> dict[str, Any]:
+    """Return CPU, kernel, commit, Python, NumPy, and the file system of `directory`."""
+    import numpy
+
+    import fastcache
+
+    cpu = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        "unknown",
+    )
+    found: dict[str, Any] = {
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": _git("rev-parse", "HEAD"),
+        "changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "cpu": cpu,
+        "cpus": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "fastcache": fastcache.__version__,
+    }
+    if directory is not None:
+        device = os.stat(directory).st_dev
+        wanted = f"{os.major(device)}:{os.minor(device)}"
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            if line.split()[2] == wanted:
+                found["file_system"], found["device"] = line.partition(" - ")[2].split()[:2]
+                break
+    return found
+
+
+def _git(*args: str) -> str:
+    done = subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def write_receipt(name: str, receipt: dict[str, Any]) -> Path:
+    """Write bench/receipts/NAME.json and return its path."""
+    RECEIPTS.mkdir(exist_ok=True)
+    path = RECEIPTS / f"{name}.json"
+    path.write_text(json.dumps(receipt, indent=1) + "\n")
+    return path

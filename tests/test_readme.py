@@ -1,0 +1,55 @@
+"""The README keeps its word: its Python runs on a small checkpoint, its commands and their options exist."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastcache.cli import main
+from fastcache.fixture import DemoShape, write_demo_checkpoint
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+SHAPE = DemoShape(layers=6, experts=32, intermediate=8)  # a real hidden width, so that an example's x fits
+
+
+def blocks(*languages: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [text for language, text in found if language in languages]
+
+
+@pytest.fixture(autouse=True)
+def _readme() -> None:
+    if not README.exists():
+        pytest.skip("no README.md")
+
+
+def test_the_python_of_the_readme_runs(disk):
+    code = "\n".join(blocks("python"))
+    assert "import fastcache" in code
+    home = disk / "readme"
+    for name in re.findall(r"""(?:open|load_block|load)\(\s*["']([^"']+)["']""", code):
+        if not (home / name).exists():
+            write_demo_checkpoint(home / name, shape=SHAPE)
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=home, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_commands_of_the_readme_exist_with_their_options():
+    lines = [line.strip() for text in blocks("", "sh", "bash", "console") for line in text.splitlines()]
+    assert lines
+    for line in lines:
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if words[:1] == ["bash"]:
+            assert (ROOT / words[1]).exists(), line
+        if words[:1] == ["fastcache"]:
+            command = main
+            while getattr(command, "commands", None) and len(words) > 1 and words[1] in command.commands:
+                command, words = command.commands[words[1]], words[1:]
+            known = {option for parameter in command.params for option in parameter.opts}
+            assert {word for word in words if word.startswith("--")} <= known | {"--help", "--version"}, line
