@@ -41,7 +41,6 @@ from fastcache_ext.uring cimport uring_flags, uring_join, uring_kick, uring_regi
 from fastcache_ext.worker cimport worker_join, worker_start
 
 cdef int64_t LEAK_NS = 5000000000       # what a dealloc or an exit grants reads that do not return
-
 _open_cores = weakref.WeakSet()
 
 
