@@ -23,8 +23,8 @@ class Facts:
     free_bytes: int  # memory this process may still take
 
 
-def parse_budget(value: object, facts: Facts) -> tuple[int, str]:
-    """Return (bytes, how they came about) for a budget as `fastcache.open` takes it.
+def parse_budget(value: object, facts: Facts, what: str = "budget") -> tuple[int, str]:
+    """Return (bytes, how they came about) for a budget as `fastcache.open` takes it; `what` is its name in errors.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def parse_budget(value: object, facts: Facts) -> tuple[int, str]:
         )
     if not isinstance(value, str):
         try:
-            size = parse_bytes(value, "budget")
+            size = parse_bytes(value, what)
         except ValueError as error:
             raise BudgetTooSmall(str(error)) from None
         return size, format_bytes(size)
@@ -55,16 +55,16 @@ def parse_budget(value: object, facts: Facts) -> tuple[int, str]:
         share, of = float(match[1]) / 100, (match[2] or "").lower()
         base = {"experts": facts.expert_bytes, "free": facts.free_bytes}.get(of)
         if base is None:
-            raise BudgetTooSmall(f"budget {value!r}: say '{match[1]}% of experts' or '{match[1]}% of free' (memory)")
+            raise BudgetTooSmall(f"{what} {value!r}: say '{match[1]}% of experts' or '{match[1]}% of free' (memory)")
         size = int(base * share)
         return size, f"{match[1]} % of {of}, {format_bytes(size)}"
     if match := _CYCLES.fullmatch(text):
         if facts.cycle_bytes is None:
-            raise BudgetTooSmall(f"budget {value!r}: the token cycle is not known, because the source gives no top_k")
+            raise BudgetTooSmall(f"{what} {value!r}: the token cycle is not known, because the source gives no top_k")
         size = int(facts.cycle_bytes * float(match[1]))
         return size, f"{match[1]} token cycles, {format_bytes(size)}"
     try:
-        size = parse_bytes(text, "budget")
+        size = parse_bytes(text, what)
     except ValueError as error:
         raise BudgetTooSmall(f"{error}; or 'auto', 'all', 'P% of experts', 'P% of free', 'N cycles'") from None
     return size, format_bytes(size)

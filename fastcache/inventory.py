@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from fastcache.errors import CheckpointError
-from fastcache.keys import ExpertKey
 from fastcache.layout.build import build_layout
 from fastcache.layout.record import Layout, Record, StoredTensor, View
-from fastcache.sources.base import ExpertSource, ExtentSource, ReadSource
+from fastcache.sources.base import ExpertSource, ExtentSource, ReadSource, as_key
 from fastcache.sources.memory import MemorySource
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -123,7 +122,7 @@ def _join(parts: list[Array], dtype: Any, width: int | None = None) -> Array:
 
 
 def _of_source(source: ExtentSource | ReadSource) -> Inventory:
-    keys = sorted({ExpertKey(*key) for key in iter(source.keys())})
+    keys = sorted({as_key(key) for key in iter(source.keys())})
     counts: dict[int, int] = {}
     for layer, expert in keys:
         counts[layer] = max(counts.get(layer, 0), expert + 1)

@@ -31,3 +31,5 @@ class PythonWorker:
                 job()
             except Exception:
                 log.exception("a prefetch or its callback failed")
+            job = None  # or it would keep the store until the next one
+            job = None  # it refers to the store, which may be dropped while this thread has nothing to do

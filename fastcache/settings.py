@@ -21,6 +21,7 @@ class Settings:
     """What was asked for, checked. "auto" means: what works, and describe() says what that was."""
 
     budget: Any
+    budget_name: str  # what an error about it calls it
     policy: str
     engine: str
     direct: str
@@ -85,7 +86,7 @@ def resolve(
     if timeout is not None and not float(timeout) >= 0:
         raise ValueError(f"timeout must be seconds >= 0, or None; got {timeout!r}")
     return Settings(
-        budget=_pick("budget", budget, "FASTCACHE_EXPERT_CACHE_BYTES", None, lambda value, what: value),
+        **_budget(budget),
         policy=_pick("policy", policy, "FASTCACHE_POLICY", "next_use", one_of(*policies)),
         engine=_pick("engine", engine, "FASTCACHE_ENGINE", "auto", one_of("auto", "uring", "pread")),
         direct=_pick("direct", direct, None, "auto", feature),
@@ -102,6 +103,17 @@ def resolve(
 def from_environment(variable: str) -> str | None:
     """Return the value of an environment variable; an empty one is unset."""
     return os.environ.get(variable) or None
+
+
+def _budget(value: Any) -> dict[str, Any]:
+    """The budget is parsed when the sizes of experts are known; until then, where it came from is kept with it."""
+    found: dict[str, Any] = {"budget": None, "budget_name": "budget"}
+
+    def keep(value: Any, what: str) -> None:
+        found.update(budget=value, budget_name=what)
+
+    _pick("budget", value, "FASTCACHE_EXPERT_CACHE_BYTES", None, keep)
+    return found
 
 
 def _pick(name: str, value: Any, variable: str | None, default: Any, check: Callable[[Any, str], Any]) -> Any:

@@ -19,6 +19,7 @@ from fastcache.settings import Settings
 from fastcache.units import format_bytes
 
 log = logging.getLogger("fastcache")
+HUGE = 2 << 20
 RESERVE = 0.15  # share of free memory that pass-through leaves alone by default
 LEAST_OVERFLOW_SLOTS = 16  # pass-through may always hold this many of the largest experts
 
@@ -57,8 +58,11 @@ def size_store(inventory: Inventory, span: np.ndarray[Any, Any], align: int, set
     free = available_bytes()
     experts = _total(slot_bytes, counts)
     cycle = _cycle(inventory, np.asarray([*slot_bytes, 0])[np.minimum(cls, len(slot_bytes))])
-    budget, how = parse_budget(settings.budget, Facts(experts, cycle, inventory.trunk_bytes, free))
-    slots = share_slots(budget, slot_bytes, counts)
+    budget, how = parse_budget(
+        settings.budget, Facts(experts, cycle, inventory.trunk_bytes, free), settings.budget_name
+    )
+    whole = budget // HUGE * HUGE if settings.hugepages == "hugetlb" else budget  # such a mapping comes in whole pages
+    slots = share_slots(whole, slot_bytes, counts)
     arena = _total(slot_bytes, slots)
     largest = max(slot_bytes, default=0)
     overflow = settings.overflow

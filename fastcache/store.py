@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, cast
 
@@ -65,6 +66,7 @@ class ExpertStore(Server):
         self._python_worker: PythonWorker | None = None
         self._settings = settings
         self._baseline = Stats()
+        self._file_rows: list[dict[str, Any]] = []  # as they were at close
         inventory = self._inventory = inventory_of(source)
         self.name = name or (
             os.path.basename(os.path.abspath(source))
@@ -75,17 +77,35 @@ class ExpertStore(Server):
         direct = cast(Literal["auto", "require", "off"], settings.direct)
         self._files = FileSet(inventory.paths, direct=direct, memory=inventory.memory)
         file_align = [row["align"] for row in self._files.describe()]
+        self._check_ends(inventory)
         placement = self._place(inventory, file_align)
         largest = max([512, *file_align])
-        sizing = self._sizing = size_store(inventory, placement.span, max(PAGE, largest), settings, self.name)
+        slot_align = max(PAGE, largest)
+        sizing = self._sizing = size_store(inventory, placement.span, slot_align, settings, self.name)
         self.budget_bytes = sizing.budget
-        self._start_reading(inventory, placement, settings, chunk=-(-settings.chunk // largest) * largest)
+        self._start_reading(
+            inventory, placement, settings, chunk=-(-settings.chunk // largest) * largest, slot_align=slot_align
+        )
         # Columns that have served their turn.
         inventory.file = inventory.offset = inventory.nbytes = inventory.align = np.zeros((0, 1), np.int64)
         self._set_timeout(settings.timeout)
         self._settle(progress)
 
     # ---- opening
+
+    def _check_ends(self, inventory: Inventory) -> None:
+        """No expert may end after its file: the file may have been cut since its header was read."""
+        if inventory.by_hand:
+            return
+        sizes = np.asarray([*(row["size"] for row in self._files.describe()), 0], np.int64)
+        over = (inventory.offset + inventory.nbytes > sizes[inventory.file]) & (inventory.nbytes > 0)
+        if over.any():
+            key, tensor = np.argwhere(over)[0]
+            number = int(inventory.file[key, tensor])
+            end = int(inventory.offset[key, tensor] + inventory.nbytes[key, tensor])
+            raise errors.CheckpointTruncated(
+                f"{inventory.paths[number]}: an expert ends at byte {end}, the file has {sizes[number]}"
+            )
 
     def _place(self, inventory: Inventory, file_align: list[int]) -> Placement:
         if inventory.by_hand:
@@ -103,7 +123,9 @@ class ExpertStore(Server):
         placement.span[~inventory.exists] = -1
         return placement
 
-    def _start_reading(self, inventory: Inventory, placement: Placement, settings: Settings, chunk: int) -> None:
+    def _start_reading(
+        self, inventory: Inventory, placement: Placement, settings: Settings, chunk: int, slot_align: int
+    ) -> None:
         records = [
             (
                 [(v.label, v.tensor, v.offset, v.dtype, v.shape, v.strides) for v in record.views],
@@ -144,6 +166,7 @@ class ExpertStore(Server):
                 registered=settings.mlock != "off",
                 overflow=sizing.overflow,
                 direct_required=settings.direct == "require",
+                slot_align=slot_align,
             )
         except OSError as error:
             raise errors.FeatureUnavailable(error.errno, f"{error.strerror}: {error.filename}") from error
@@ -267,7 +290,7 @@ class ExpertStore(Server):
         return describe_store(
             self._settings,
             self._memory(),
-            self._files.describe(),
+            self._file_rows or self._files.describe(),
             name=self.name,
             family=self.family,
             engine=(self.engine_used, self.engine_reason, liburing.source() if self.engine_used == "uring" else None),
@@ -306,7 +329,10 @@ class ExpertStore(Server):
         with self._closing:
             if self._python_worker is not None:
                 self._python_worker.stop()
-            if not self._shut(int(seconds * 1e9)):
+            self._file_rows = self._file_rows or self._files.describe()
+            if self._shut(int(seconds * 1e9)):
+                self._files.close()
+            else:
                 log.error(
                     "%s: a read has not returned within %.1f s of close(); its memory is kept until it does",
                     self.name,
@@ -326,7 +352,7 @@ class ExpertStore(Server):
     ) -> Exception:
         cause = None
         if code == failures.SOURCE:
-            cause = self._source_errors.pop(self._key(layer, expert), None)
+            cause = self._source_errors.get(self._key(layer, expert))
         return failures.failure(
             code,
             store=self.name,
@@ -350,7 +376,7 @@ class ExpertStore(Server):
         return self._source.read_expert(ExpertKey(layer, expert))
 
     def _source_failed(self, key: int, error: BaseException) -> None:
-        self._source_errors[key] = error
+        self._source_errors[key] = error.with_traceback(None)  # frames would keep the store alive
 
     def _call_when_done(self, handle: Prefetch, callback: Callable[[Prefetch], Any]) -> None:
         self._worker().put(lambda: (handle.wait(), callback(handle)))
@@ -359,4 +385,5 @@ class ExpertStore(Server):
         with self._closing:
             if self._python_worker is None:
                 self._python_worker = PythonWorker(self.name)
+                weakref.finalize(self, self._python_worker.stop)  # a store that is dropped without close()
             return self._python_worker

@@ -24,6 +24,7 @@ ctypedef struct fc_arena:
     uint8_t *base           # first byte of slot 0: 2 MiB aligned, page aligned in arenas below 2 MiB
     int64_t nbytes          # bytes of all slots, padding included
     int64_t page            # bytes per ordinary page
+    int64_t align           # bytes: of slots and pass-through buffers; at least a page
     int32_t huge            # FC_HUGE_*: what was asked of the kernel and not refused
     int32_t huge_errno      # errno of a refused madvise or MAP_HUGETLB, else 0
     int32_t fork_gen        # process generation that made it
@@ -59,8 +60,9 @@ ctypedef struct fc_private:     # a pass-through buffer: one expert outside the 
     int32_t refs            # atomic
 
 cdef int fork_generation() noexcept nogil
-# `slots[c]` slots of `bytes[c]` bytes each (multiples of the page). NULL with *error on failure.
-cdef fc_arena *arena_new(const int64_t *bytes, const int32_t *slots, int n_classes, int huge, int *error) noexcept nogil
+# `slots[c]` slots of `bytes[c]` bytes each (multiples of the page and of `align`). NULL with *error on failure.
+cdef fc_arena *arena_new(const int64_t *bytes, const int32_t *slots, int n_classes, int huge, int64_t align,
+                         int *error) noexcept nogil
 cdef void arena_ref(fc_arena *a) noexcept nogil
 cdef void arena_unref(fc_arena *a) noexcept nogil
 # Touch [start, start + nbytes) of the arena without changing it. 0 or a positive errno.

@@ -52,7 +52,7 @@ cdef uint8_t *map_aligned(int64_t nbytes, int64_t align, int extra, uint8_t **ma
     cdef int64_t span = nbytes + (align if align > 4096 and not (extra & MAP_HUGETLB) else 0)
     cdef uintptr_t start
     cdef void *p = mmap(NULL, <size_t>span, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | extra, -1, 0)
+                        MAP_PRIVATE | MAP_ANONYMOUS | (extra if extra & MAP_HUGETLB else MAP_NORESERVE), -1, 0)
     if p == MAP_FAILED:
         return NULL
     # A child after fork gets a hole where the arena was: direct reads never meet copy-on-write, and memory never doubles.
@@ -63,9 +63,10 @@ cdef uint8_t *map_aligned(int64_t nbytes, int64_t align, int extra, uint8_t **ma
     return <uint8_t *>((start + <uintptr_t>align - 1) & ~(<uintptr_t>align - 1)) if span > nbytes else <uint8_t *>p
 
 
-cdef fc_arena *arena_new(const int64_t *bytes, const int32_t *slots, int n_classes, int huge, int *error) noexcept nogil:
+cdef fc_arena *arena_new(const int64_t *bytes, const int32_t *slots, int n_classes, int huge, int64_t align,
+                         int *error) noexcept nogil:
     cdef fc_arena *a
-    cdef int64_t total = 0, n = 0, align, at = 0, piece_start = 0
+    cdef int64_t total = 0, n = 0, at = 0, piece_start = 0
     cdef int32_t c, i, _i, s = 0
     error[0] = EINVAL
     if n_classes < 0 or n_classes > FC_MAX_CLASSES:
@@ -81,12 +82,13 @@ cdef fc_arena *arena_new(const int64_t *bytes, const int32_t *slots, int n_class
         return NULL
     a.refs = 1
     a.page = sysconf(_SC_PAGESIZE)
+    a.align = max(a.page, align)
     a.fork_gen = fc_fork_count()
     a.n_classes = n_classes
     a.n_slots = <int32_t>n
     a.nbytes = total
     a.told_head = -1
-    a.huge = huge if total >= HUGE else FC_HUGE_OFF
+    a.huge = huge if total >= HUGE or huge == FC_HUGE_TLB else FC_HUGE_OFF
     for i in range(FC_HOLDERS):
         a.holders[i].key = -1
     a.addr = <uint8_t **>calloc(n + 1, sizeof(uint8_t *))
@@ -103,7 +105,7 @@ cdef fc_arena *arena_new(const int64_t *bytes, const int32_t *slots, int n_class
         arena_unref(a)
         return NULL
     if total > 0:
-        align = HUGE if total >= HUGE else a.page
+        align = max(a.align, HUGE) if total >= HUGE else a.align
         if a.huge == FC_HUGE_TLB:
             a.base = map_aligned((total + HUGE - 1) // HUGE * HUGE, HUGE, MAP_HUGETLB, &a.mapping, &a.mapped)
             if a.base == NULL:
@@ -223,7 +225,7 @@ cdef fc_private *private_new(fc_arena *a, int32_t key, int64_t nbytes, int64_t l
     error[0] = ENOMEM
     p = <fc_private *>calloc(1, sizeof(fc_private))
     if p != NULL:
-        p.data = map_aligned(size, HUGE if size >= HUGE else a.page, 0, &p.mapping, &p.mapped)
+        p.data = map_aligned(size, max(a.align, HUGE) if size >= HUGE else a.align, 0, &p.mapping, &p.mapped)
     if p == NULL or p.data == NULL:
         free(p)
         fc_add64(&a.overflow_bytes, -size)

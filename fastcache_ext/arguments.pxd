@@ -4,6 +4,8 @@ from fastcache_ext.core cimport Core
 
 cdef double seconds(object timeout, double default) except? -7.0
 
+cdef int read_plain(Core core, object layer, object experts, int32_t *keys, int room) except -1
+
 cdef class Keys:
     cdef int32_t *keys      # [n] distinct dense keys, in order of first appearance
     cdef int32_t *index     # [count] input -> distinct

@@ -82,3 +82,19 @@ cdef class Keys:
                 self.n += 1
             self.index[i] = j
         return 0
+
+
+cdef int read_plain(Core core, object layer, object experts, int32_t *keys, int room) except -1:
+    """The hit path's reader: dense keys of a list or tuple of at most `room` experts, as given. 0 for anything else."""
+    cdef Py_ssize_t i, n
+    if type(experts) is list:
+        n = len(<list>experts)
+    elif type(experts) is tuple:
+        n = len(<tuple>experts)
+    else:
+        return 0
+    if n > room:
+        return 0
+    for i in range(n):
+        keys[i] = core.key(layer, (<list>experts)[i] if type(experts) is list else (<tuple>experts)[i])
+    return <int>n

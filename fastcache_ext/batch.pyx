@@ -5,6 +5,7 @@ May import core, hold, monitor.
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport ENOMEM
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -12,7 +13,7 @@ from libc.string cimport memcpy
 from fastcache_ext.arena cimport arena_ref, fc_private, fork_generation, private_new
 from fastcache_ext.core cimport Core
 from fastcache_ext.hold cimport Hold
-from fastcache_ext.ioqueue cimport FC_ECLOSED, FC_ESOURCE, fc_load
+from fastcache_ext.ioqueue cimport FC_ESOURCE, fc_load
 from fastcache_ext.monitor cimport *
 from fastcache_ext.requests cimport core_begin, core_refuse, core_retry
 from fastcache_ext.threads cimport fc_now_ns
@@ -24,12 +25,14 @@ cdef int64_t SLICE_NS = 200000000       # a wait looks for signals this often
 cdef class Batch:
     """One call's wait over distinct experts. What it did not hand out is dropped when it goes."""
 
+    def __init__(self):
+        raise TypeError("made by the calls of a store")
+
     def __dealloc__(self):
         cdef int i
         if self.begun and self.core.c.fork_gen == fork_generation():
             for i in range(self.n if self.core.c.by_hand else 0):
-                if self.nodes[i].issued and self.nodes[i].status == FC_NODE_FLYING:     # nobody will fill it any more
-                    core_finish_by_hand(self.core.c, self.nodes[i].load, FC_ECLOSED)
+                core_abandon(self.core.c, &self.nodes[i])
             wait_done(&self.w, self.core.c)
         free(self.nodes)
 
@@ -69,17 +72,19 @@ cdef class Batch:
         rc = core_retry(c, &self.w, node, p)
         if rc != 0:
             raise self.core._error(-rc, None, None, None, 0, 0, 0)
-        if c.by_hand:
-            self.fill(i)
+        if node.status == FC_NODE_NO_ROOM:      # not even memory for the load
+            core_refuse(c, &self.w, node, ENOMEM)
+        self.fill(i)
         return 0
 
     cpdef fill(self, int i):
-        """Let the Python source produce node i, if this call issued its load."""
+        """Let the Python source produce node i, if nobody has begun to."""
         cdef fc_node *node = &self.nodes[i]
-        cdef fc_load *load = node.load
+        cdef fc_load *load
         cdef Py_buffer view
-        if not node.issued or node.status != FC_NODE_FLYING or not self.core.c.by_hand:
+        if not self.core.c.by_hand or not core_claim(self.core.c, node):
             return
+        load = node.load                # stays: it lands by this call alone
         try:
             layer, expert = self.core._where(node.key)
             data = self.core._read_expert(layer, expert)
@@ -103,7 +108,7 @@ cdef class Batch:
         """1 when the wait is over, 0 when `timeout` seconds (< 0: none) passed. Signals are looked at between slices."""
         cdef int64_t deadline = fc_now_ns() + <int64_t>(min(timeout, 1e8) * 1e9) if timeout >= 0 else -1
         cdef int64_t until
-        cdef int over
+        cdef int over, i
         while True:
             until = fc_now_ns() + SLICE_NS
             if deadline >= 0 and deadline < until:
@@ -113,6 +118,8 @@ cdef class Batch:
             if over:
                 return 1
             PyErr_CheckSignals()
+            for i in range(self.n if self.core.c.by_hand else 0):
+                self.fill(i)            # what another call began and left
             if deadline >= 0 and fc_now_ns() >= deadline:
                 return 0
 

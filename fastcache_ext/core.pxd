@@ -1,6 +1,7 @@
 # The border to Python: a store without meaning.
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t
 
+from fastcache_ext.arena cimport fc_arena
 from fastcache_ext.files cimport FileSet
 from fastcache_ext.ioqueue cimport fc_port
 from fastcache_ext.monitor cimport fc_core, fc_node
@@ -12,15 +13,16 @@ cdef class Core:
     cdef fc_core *c
     cdef fc_uring *ring
     cdef fc_pread *pread
-    cdef fc_worker worker
+    cdef fc_worker *worker          # owned; leaked with the core when a thread does not end
     cdef FileSet fileset
     cdef int32_t *layer_index       # [max_layer + 1] index of a layer, or -1
     cdef int32_t max_layer
     cdef int32_t n_layers
     cdef int32_t *layer_first       # [n_layers + 1]
-    cdef list layer_numbers         # int, by index
+    cdef int32_t *layer_number      # [n_layers] as the checkpoint numbers them
     cdef double timeout             # seconds, < 0: none
     cdef bint shutting              # close() has begun: what the kernel gave is in `last`
+    cdef bint stopping              # a thread is inside _stop()
     cdef bint closed
     cdef dict last                  # memory as it was at close
     cdef readonly str engine_used
@@ -30,5 +32,7 @@ cdef class Core:
     cdef int check(self) except -1
     cdef bint forked(self) noexcept
     cdef object failure(self, const fc_node *node)
+    cdef int _make(self, fc_arena *arena, bytes cls_of, bytes first, bytes extents, bytes span, int policy, int n_ops,
+                   int64_t chunk) except -1
     cdef int _start(self, fc_port *port, str engine, int queue_depth, int io_threads) except -1
     cdef bint _stop(self, int64_t timeout_ns)

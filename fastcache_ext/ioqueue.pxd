@@ -36,7 +36,7 @@ ctypedef struct fc_op:          # one read that an engine is asked for
     uint8_t *dest           # where the byte at `offset` goes
     int64_t offset          # bytes: file offset of the next byte wanted (aligned while direct)
     int64_t nbytes          # bytes to ask for (aligned while direct)
-    int64_t expected        # bytes that must come: min(nbytes, file.size - offset)
+    int64_t expected        # bytes that must come: all but the padding past the end of the file
     int64_t lo              # payload of this chunk, as file offsets [lo, hi): what a buffered read asks for
     int64_t hi
     int32_t fd              # the descriptor to read from

@@ -90,7 +90,8 @@ cdef bint queue_next(fc_queue *q, fc_file *files, fc_op *op) noexcept nogil:
         op.offset = start + load.cut
         op.nbytes = end - load.cut
         op.dest = load.dest + x.place + load.cut
-        op.expected = min(op.nbytes, file.size - op.offset)
+        # What lies past the end of the file may be padding, never payload.
+        op.expected = max(min(op.nbytes, file.size - op.offset), op.hi - op.offset)
     else:
         op.fd = file.fd_buffered
         op.offset = op.lo

@@ -107,21 +107,22 @@ cdef void finish(fc_core *c, fc_load *load, int error) noexcept nogil:
     cdef fc_node *node = <fc_node *>load.waiters
     cdef fc_node *after
     cdef int64_t now
-    cdef int32_t demands = load.waits       # observers of a guess are no consumers, but then there is a join count
+    cdef int32_t consumers = 0
     count_begin(&c.counters)
     count_landing(c, load, error)
-    if load.joins > 0 and load.origin == FC_FROM_PREFETCH:
-        now = fc_now_ns()
-        while node != NULL:
-            if node.wait.mode == FC_MODE_DEMAND:
+    now = fc_now_ns() if load.joins > 0 and load.origin == FC_FROM_PREFETCH else 0
+    while node != NULL:
+        if node.wait.mode == FC_MODE_DEMAND:
+            consumers += 1
+            if now > 0:
                 count(&c.counters, C_LATE_JOIN_WAIT_NS, now - node.since_ns)
-            node = node.next
+        node = node.next
     count_end(&c.counters)
     load.landing = 0
     if load.slot >= 0:
         if error == 0:
             # A demand load is born consumed, unless everyone who wanted it has left.
-            if load.joins > 0 or (load.origin == FC_FROM_DEMAND and demands > 0):
+            if load.joins > 0 or (load.origin == FC_FROM_DEMAND and consumers > 0):
                 c.table.unread[load.slot] = 0
             table_publish(&c.table, load.slot)
         else:

@@ -87,13 +87,14 @@ ctypedef struct fc_core:
     void (*kick)(void *engine) noexcept nogil
     void *engine
 
-cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_sizes, const uint8_t *cls_of, int policy,
-                       fc_extent *extents, int32_t *ext_first, int64_t *span, fc_file *files, int32_t n_files,
-                       int n_ops, int64_t chunk, int64_t guess_limit) noexcept nogil
+# Copies the columns: keys of layer l are [layer_first[l], layer_first[l + 1]); NULL without memory.
+cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_first, const uint8_t *cls_of, int policy,
+                       const fc_extent *extents, int64_t n_extents, const int32_t *ext_first, const int64_t *span,
+                       fc_file *files, int32_t n_files, int n_ops, int64_t chunk, int64_t guess_limit) noexcept nogil
 cdef void core_free(fc_core *c) noexcept nogil
 
-# Turn the lease of a HELD node into the pin of its slot (idempotent); and take a pin away.
-cdef void core_pin(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil
+# Turn the lease of a HELD node into the pin of its slot (idempotent). False: that would leave no slot unpinned.
+cdef bint core_pin(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil
 cdef bint core_unpin(fc_core *c, int32_t key) noexcept nogil
 
 cdef int wait_init(fc_wait *w, fc_core *c, int mode, int each, fc_node *nodes, int n) noexcept nogil
@@ -102,6 +103,10 @@ cdef void wait_done(fc_wait *w, fc_core *c) noexcept nogil             # drops w
 cdef int core_sleep(fc_core *c, fc_wait *w, int64_t until_ns) noexcept nogil
 cdef fc_node *core_next_landed(fc_core *c, fc_wait *w) noexcept nogil
 cdef int core_cancel(fc_core *c, fc_wait *w) noexcept nogil            # guesses stopped
+# Loads that the caller fills. Claim: True when this caller is to fill the node's load. Abandon: it will be filled by nobody, and
+# nobody else waits for it.
+cdef bint core_claim(fc_core *c, fc_node *node) noexcept nogil
+cdef void core_abandon(fc_core *c, fc_node *node) noexcept nogil
 cdef void core_finish_by_hand(fc_core *c, fc_load *load, int error) noexcept nogil
 cdef void core_close(fc_core *c) noexcept nogil                        # no new work; queued reads fail; engines told to stop
 cdef void core_lock(fc_core *c) noexcept nogil                         # for check() alone

@@ -4,25 +4,30 @@ Under the mutex: no Python object, no system call that can sleep (an eventfd wri
 Owns fc_core and what an engine sees of it. Knows no Python, no tensor and no file format. May import the plain modules below it.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
 
 from fastcache_ext.arena cimport arena_ref, arena_unref, fork_generation, lease_drop, private_unref
 from fastcache_ext.counters cimport N_LAYER_COUNTERS
 from fastcache_ext.landing cimport finish
 from fastcache_ext.ioqueue cimport FC_ECANCELLED, FC_ECLOSED, FC_GUESS, queue_init, queue_unlink
-from fastcache_ext.table cimport fc_slot, table_destroy, table_init
+from fastcache_ext.table cimport FC_INFLIGHT, fc_slot, table_destroy, table_init
 from fastcache_ext.threads cimport *
 
-cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_sizes, const uint8_t *cls_of, int policy,
-                       fc_extent *extents, int32_t *ext_first, int64_t *span, fc_file *files, int32_t n_files,
-                       int n_ops, int64_t chunk, int64_t guess_limit) noexcept nogil:
+cdef void *copied(const void *source, int64_t nbytes) noexcept nogil:
+    cdef void *p = malloc(<size_t>nbytes + 1)
+    if p != NULL:
+        memcpy(p, source, <size_t>nbytes)
+    return p
+
+
+cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_first, const uint8_t *cls_of, int policy,
+                       const fc_extent *extents, int64_t n_extents, const int32_t *ext_first, const int64_t *span,
+                       fc_file *files, int32_t n_files, int n_ops, int64_t chunk, int64_t guess_limit) noexcept nogil:
     cdef fc_core *c = <fc_core *>calloc(1, sizeof(fc_core))
-    cdef int32_t i
+    cdef int32_t i, n_keys = layer_first[n_layers]
     if c == NULL:
         return NULL
-    c.extents = extents
-    c.ext_first = ext_first
-    c.span = span
     c.files = files
     c.n_files = n_files
     c.overflow_limit = -1
@@ -34,12 +39,14 @@ cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_s
     c.arena = arena
     arena_ref(arena)
     queue_init(&c.queue, chunk, guess_limit)
+    c.extents = <fc_extent *>copied(extents, n_extents * <int64_t>sizeof(fc_extent))
+    c.ext_first = <int32_t *>copied(ext_first, (n_keys + 1) * <int64_t>sizeof(int32_t))
+    c.span = <int64_t *>copied(span, n_keys * <int64_t>sizeof(int64_t))
     c.loads = <fc_load *>calloc(arena.n_slots + 1, sizeof(fc_load))
     c.ops = <fc_op *>calloc(n_ops, sizeof(fc_op))
     c.counters.layers = <int64_t *>calloc(n_layers * N_LAYER_COUNTERS + 1, sizeof(int64_t))
-    if (c.loads == NULL or c.ops == NULL or c.counters.layers == NULL
-            or table_init(&c.table, arena, n_layers, layer_sizes, cls_of, policy) != 0):
-        c.extents, c.ext_first, c.span = NULL, NULL, NULL       # still the caller's
+    if (c.extents == NULL or c.ext_first == NULL or c.span == NULL or c.loads == NULL or c.ops == NULL
+            or c.counters.layers == NULL or table_init(&c.table, arena, n_layers, layer_first, cls_of, policy) != 0):
         core_free(c)
         return NULL
     for i in range(n_ops):
@@ -63,16 +70,22 @@ cdef void core_free(fc_core *c) noexcept nogil:
     free(c)
 
 
-cdef void core_pin(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil:
+cdef bint core_pin(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil:
     cdef fc_slot *slot = &c.table.slots[node.slot]
+    cdef int cls = c.table.cls_of[node.key]
+    cdef bint room = True
     pthread_mutex_lock(&c.mutex)
     if slot.pinned:
         lease_drop(w.arena, node.slot)
-    else:
+    elif c.table.n_pinned[cls] + 1 < w.arena.class_first[cls + 1] - w.arena.class_first[cls]:
         slot.pinned = 1
-        c.table.n_pinned[c.table.cls_of[node.key]] += 1
-    node.status = FC_NODE_TAKEN
+        c.table.n_pinned[cls] += 1
+    else:
+        room = False                        # another call has pinned meanwhile
+    if room:
+        node.status = FC_NODE_TAKEN
     pthread_mutex_unlock(&c.mutex)
+    return room
 
 
 cdef bint core_unpin(fc_core *c, int32_t key) noexcept nogil:
@@ -191,8 +204,27 @@ cdef void core_finish_by_hand(fc_core *c, fc_load *load, int error) noexcept nog
     pthread_mutex_unlock(&c.mutex)
 
 
+cdef bint core_claim(fc_core *c, fc_node *node) noexcept nogil:
+    cdef bint mine
+    pthread_mutex_lock(&c.mutex)
+    mine = node.status == FC_NODE_FLYING and not node.load.landing
+    if mine:
+        node.load.landing = 1               # nobody cancels it now, and nobody else fills it
+    pthread_mutex_unlock(&c.mutex)
+    return mine
+
+
+cdef void core_abandon(fc_core *c, fc_node *node) noexcept nogil:
+    pthread_mutex_lock(&c.mutex)
+    if node.status == FC_NODE_FLYING and node.load.waits == 1 and not node.load.landing:
+        finish(c, node.load, FC_ECANCELLED)
+    pthread_mutex_unlock(&c.mutex)
+
+
 cdef void core_close(fc_core *c) noexcept nogil:
     cdef fc_load *load
+    cdef fc_load *after
+    cdef int32_t i
     cdef int k
     pthread_mutex_lock(&c.mutex)
     c.closing = 1
@@ -204,6 +236,16 @@ cdef void core_close(fc_core *c) noexcept nogil:
                 load.error = FC_ECLOSED
             if load.ops == 0:
                 finish(c, load, load.error)
+    if c.by_hand:                           # what a Python source has not begun to fill
+        for i in range(c.table.n_slots):
+            if c.table.slots[i].state == FC_INFLIGHT and not c.loads[i].landing:
+                finish(c, &c.loads[i], FC_ECLOSED)
+        load = c.privates
+        while load != NULL:
+            after = load.newer
+            if not load.landing:
+                finish(c, load, FC_ECLOSED)
+            load = after
     pthread_cond_broadcast(&c.work)
     pthread_cond_broadcast(&c.chores)
     if c.kick != NULL:

@@ -225,8 +225,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     node.since_ns = fc_now_ns()
     attach(w, node, load)
     if c.by_hand:
-        load.landing = 1                    # the caller fills it; nobody cancels that
-        return True
+        return True                         # a caller that waits will claim it
     if load.n_extents > 0:
         queue_push(&c.queue, load)
     else:

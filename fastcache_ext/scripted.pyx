@@ -41,15 +41,18 @@ cdef class Table:
     def __cinit__(self, layer_sizes, cls_of, class_slots, policy):
         cdef int64_t nbytes[16]
         cdef int32_t slots[16]
-        cdef int32_t sizes[64]
+        cdef int32_t first[1025]
         cdef int error = 0
         cdef bytes classes = bytes(cls_of)
+        if len(layer_sizes) > 1024 or len(class_slots) > 16:
+            raise ValueError("too many layers or classes")
         for i in range(len(class_slots)):
             nbytes[i], slots[i] = 4096 * (i + 1), class_slots[i]
+        first[0] = 0
         for i in range(len(layer_sizes)):
-            sizes[i] = layer_sizes[i]
-        self.arena = arena_new(nbytes, slots, len(class_slots), FC_HUGE_OFF, &error)
-        if self.arena == NULL or table_init(&self.t, self.arena, len(layer_sizes), sizes,
+            first[i + 1] = first[i] + <int32_t>layer_sizes[i]
+        self.arena = arena_new(nbytes, slots, len(class_slots), FC_HUGE_OFF, 4096, &error)
+        if self.arena == NULL or table_init(&self.t, self.arena, len(layer_sizes), first,
                                             <const uint8_t *><const char *>classes, POLICIES[policy]) != 0:
             raise MemoryError
         self.made = True
@@ -94,6 +97,30 @@ cdef class Table:
         """What reserve() would evict, if anything could be: a slot, or -1."""
         table_drain(&self.t)
         return self.t.policy.victim(&self.t.policy, cls, mode)
+
+    def churn(self, keys, int n):
+        """Reserve (which evicts, once the table is full) and publish the next n absent ones of `keys`, round and round, as read
+        demands. Returns ns per eviction."""
+        cdef int32_t[::1] order = keys
+        cdef fc_evicted evicted
+        cdef int32_t key, slot
+        cdef int done = 0, at = 0, evictions = 0
+        cdef int64_t start = 0, spent = 0
+        with nogil:
+            while done < n:
+                key = order[at]
+                at = (at + 1) % <int>order.shape[0]
+                if self.t.slot_of[key] >= 0:
+                    continue
+                done += 1
+                start = fc_now_ns()
+                self.t.policy.request(&self.t.policy, key, -1)
+                slot = table_reserve(&self.t, key, 0, 0, done, &evicted)
+                table_publish(&self.t, slot)
+                spent += fc_now_ns() - start
+                self.t.unread[slot] = 0
+                evictions += evicted.key >= 0
+        return spent / max(evictions, 1)
 
     def check(self):
         return table_check(&self.t)
@@ -206,6 +233,13 @@ cdef class Scripted:
     def now(self, uint64_t id):
         """The Op as it stands, after a settle() that was not the end."""
         return self.tell(self.find(id))
+
+    def waits(self, uint64_t id):
+        """How many calls wait for the expert of a read."""
+        core_lock(self.core.c)
+        n = self.find(id).load.waits
+        core_unlock(self.core.c)
+        return n
 
     @property
     def in_hand(self):

@@ -2,10 +2,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fastcache_ext.arguments import Leases
-from fastcache_ext.core import Core
+from fastcache_ext.report import Reporter
 from fastcache_ext.views import Catalog, ExpertLease
 
-class Server(Core):
+class Server(Reporter):
     def _set_catalog(self, catalog: Catalog) -> None: ...
     def _set_timeout(self, timeout: float | None) -> None: ...
     def _prefetch(self, layer: Any, experts: Any) -> Prefetch: ...

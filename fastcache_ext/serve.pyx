@@ -1,6 +1,6 @@
 """The calls: acquire, acquire_many, as_ready, prefetch, pin.
 
-Owns Server (a Core that hands out ExpertLeases), Ready and Prefetch. The GIL is let go once per wait, never on a hit.
+Owns Server (a Reporter that hands out ExpertLeases), Ready and Prefetch. The GIL is let go once per wait, never on a hit.
 May import core, monitor's declarations and views.
 """
 from libc.stdint cimport int32_t
@@ -8,9 +8,9 @@ from libc.stdint cimport int32_t
 from fastcache_ext.arguments import Leases
 
 from fastcache_ext.arena cimport fork_generation
-from fastcache_ext.arguments cimport Keys, seconds
+from fastcache_ext.arguments cimport Keys, read_plain, seconds
 from fastcache_ext.batch cimport Batch
-from fastcache_ext.core cimport Core
+from fastcache_ext.report cimport Reporter
 from fastcache_ext.hold cimport Hold
 from fastcache_ext.ioqueue cimport FC_ECANCELLED
 from fastcache_ext.monitor cimport *
@@ -26,8 +26,8 @@ cdef enum:
     WINDOW = 4              # pass-through reads that as_ready keeps in flight
 
 
-cdef class Server(Core):
-    """A Core that hands out ExpertLeases. `_catalog` must be set before the first acquire."""
+cdef class Server(Reporter):
+    """A store's calls. The catalog must be set before the first acquire."""
     cdef Catalog catalog
 
     def _set_catalog(self, Catalog catalog):
@@ -38,7 +38,7 @@ cdef class Server(Core):
 
     cdef ExpertLease lease(self, Hold hold, int32_t key):
         cdef int32_t i = self.c.table.layer_of[key]
-        return make_lease(self.catalog, hold, key, self.layer_numbers[i], key - self.layer_first[i])
+        return make_lease(self.catalog, hold, key, self.layer_number[i], key - self.layer_first[i])
 
     cdef ExpertLease get(self, object layer, object expert, object timeout):
         cdef int32_t key, slot
@@ -50,7 +50,7 @@ cdef class Server(Core):
         if slot < 0:
             return self.miss(key, seconds(timeout, self.timeout))
         hold.fill(self.c, slot)
-        return make_lease(self.catalog, hold, key, layer, expert)
+        return self.lease(hold, key)
 
     cdef ExpertLease miss(self, int32_t key, double timeout):
         cdef Batch batch = Batch.__new__(Batch)
@@ -105,25 +105,27 @@ cdef class Server(Core):
         """
         cdef Keys k
         cdef Batch batch
-        cdef int i
+        cdef int i, n
+        cdef int32_t keys[SMALL]
         cdef int32_t slots[SMALL]
         cdef list holds
+        cdef double limit = seconds(timeout, self.timeout)
         self.check()
+        n = read_plain(self, layer, experts, keys, SMALL)
+        if n > 0:
+            holds = [Hold.__new__(Hold) for _ in range(n)]      # before the leases are counted, as in get()
+            if core_hit_many(self.c, keys, n, slots):
+                for i in range(n):
+                    (<Hold>holds[i]).fill(self.c, slots[i])
+                return Leases([self.lease(<Hold>holds[i], keys[i]) for i in range(n)])
         k = Keys.__new__(Keys)
         k.read(self, layer, experts)
         holds = [None] * k.n
-        if k.n <= SMALL:
-            for i in range(k.n):
-                holds[i] = Hold.__new__(Hold)
-            if core_hit_many(self.c, k.keys, k.n, slots):
-                for i in range(k.n):
-                    (<Hold>holds[i]).fill(self.c, slots[i])
-                return Leases([self.lease(<Hold>holds[k.index[i]], k.keys[k.index[i]]) for i in range(k.count)])
         batch = Batch.__new__(Batch)
         batch.begin(self, FC_MODE_DEMAND, False, k.keys, k.n)
         for i in range(k.n):
             batch.make_room(i)
-        if not batch.wait(seconds(timeout, self.timeout)):
+        if not batch.wait(limit):
             raise self._error(FC_ETIMEOUT, *self._where(k.keys[0]), None, 0, 0, 0)
         failed = self.failures(batch)
         if failed:
@@ -185,11 +187,42 @@ cdef class Server(Core):
         """
         cdef Keys k = Keys.__new__(Keys)
         cdef Batch batch = Batch.__new__(Batch)
-        cdef int i, c
-        cdef int32_t slot
-        cdef int wanted[256]
+        cdef double limit = seconds(timeout, self.timeout)
+        cdef int i
+        cdef list mine = [], again = []
         self.check()
         k.read(self, layer, experts)
+        self.check()                    # reading the keys ran the caller's code
+        self.room_for_pins(k)
+        batch.begin(self, FC_MODE_PIN, False, k.keys, k.n)
+        if not batch.wait(limit):
+            raise self._error(FC_ETIMEOUT, *self._where(k.keys[0]), None, 0, 0, 0)
+        failed = self.failures(batch)
+        for i in range(k.n):
+            where = self._where(k.keys[i])
+            if batch.nodes[i].status == FC_NODE_HELD and batch.nodes[i].slot >= 0:
+                was = self.c.table.slots[batch.nodes[i].slot].pinned
+                if not core_pin(self.c, &batch.w, &batch.nodes[i]):
+                    for key in mine:
+                        core_unpin(self.c, key)
+                    raise self._error(FC_EPINS, None, None, None, 0, k.n, 1)
+                if not was:
+                    mine.append(k.keys[i])
+            elif batch.nodes[i].status == FC_NODE_HELD:     # joined a pass-through: landed, but in no slot
+                again.append(where)
+            elif batch.nodes[i].status == FC_NODE_NO_ROOM:
+                failed[where] = self._error(FC_EPINS, *where, None, 0, 1, 0)
+        batch = None
+        if again:
+            Server.pin(self, again, timeout=timeout)
+        if failed:
+            raise self._batch_error(failed)
+
+    cdef int room_for_pins(self, Keys k) except -1:
+        """Nothing, or BudgetTooSmall before anything is read; core_pin decides."""
+        cdef int wanted[256]
+        cdef int i, c, slots
+        cdef int32_t slot
         for c in range(256):
             wanted[c] = 0
         for i in range(k.n):
@@ -197,23 +230,11 @@ cdef class Server(Core):
             if slot < 0 or not self.c.table.slots[slot].pinned:
                 wanted[self.c.table.cls_of[k.keys[i]]] += 1
         for c in range(256):
-            if wanted[c] and (c >= self.c.arena.n_classes or self.c.table.n_pinned[c] + wanted[c]
-                              >= self.c.arena.class_first[c + 1] - self.c.arena.class_first[c]):
+            slots = self.c.arena.class_first[c + 1] - self.c.arena.class_first[c] if c < self.c.arena.n_classes else 0
+            if wanted[c] and (slots == 0 or self.c.table.n_pinned[c] + wanted[c] >= slots):
                 raise self._error(FC_EPINS, None, None, None, 0, wanted[c],
-                                  self.c.arena.class_first[c + 1] - self.c.arena.class_first[c]
-                                  - self.c.table.n_pinned[c] if c < self.c.arena.n_classes else 0)
-        batch.begin(self, FC_MODE_PIN, False, k.keys, k.n)
-        if not batch.wait(seconds(timeout, self.timeout)):
-            raise self._error(FC_ETIMEOUT, *self._where(k.keys[0]), None, 0, 0, 0)
-        failed = self.failures(batch)
-        for i in range(k.n):
-            if batch.nodes[i].status == FC_NODE_HELD:
-                core_pin(self.c, &batch.w, &batch.nodes[i])
-            elif batch.nodes[i].status == FC_NODE_NO_ROOM:
-                where = self._where(k.keys[i])
-                failed[where] = self._error(FC_EPINS, *where, None, 0, 1, 0)
-        if failed:
-            raise self._batch_error(failed)
+                                  slots - self.c.table.n_pinned[c] if slots else 0)
+        return 0
 
     def unpin(self, layer, experts=None):
         """Let pinned experts be evicted again. Experts that are not pinned are left alone."""
@@ -236,70 +257,91 @@ cdef class Ready:
     cdef int hit                # next node to look at for a hit
     cdef list waiting           # nodes that found no room yet, in order
     cdef dict failed
+    cdef bint running           # a call of __next__ is under way
+
+    def __init__(self):
+        raise TypeError("made by store.as_ready")
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("an as_ready iterator cannot be copied or pickled")
 
     def __iter__(self):
         return self
 
-    cdef tuple give(self, int i):
-        cdef int32_t key = self.batch.nodes[i].key
-        cdef ExpertLease lease = self.server.lease(self.batch.hold(i), key)
+    cdef tuple give(self, Batch batch, int i):
+        cdef int32_t key = batch.nodes[i].key
+        cdef ExpertLease lease = self.server.lease(batch.hold(i), key)
         return lease.expert, lease
 
-    cdef int find_room(self) except -1:
+    cdef int find_room(self, Batch batch) except -1:
         """Slots that the caller has freed since go to what waits; with nothing in flight, pass through."""
         cdef int i, private = 0
         cdef fc_node *node
         while self.waiting:
             i = self.waiting[0]
-            node = &self.batch.nodes[i]
-            if core_retry(self.server.c, &self.batch.w, node, NULL) != 0:
+            node = &batch.nodes[i]
+            if core_retry(self.server.c, &batch.w, node, NULL) != 0:
                 self.server.check()
+            if node.status == FC_NODE_NO_ROOM and (private >= WINDOW or (private == 0 and batch.w.pending > 0)):
+                return 0
+            self.waiting.pop(0)                 # before anything that runs Python
             if node.status == FC_NODE_NO_ROOM:
-                if private >= WINDOW or (private == 0 and self.batch.w.pending > 0):
-                    return 0
-                self.batch.make_room(i)
                 private += 1
-            elif self.server.c.by_hand:
-                self.batch.fill(i)
-            self.waiting.pop(0)
+                batch.make_room(i)
+                if node.status == FC_NODE_FAILED and node.landed == NULL and batch.w.landed_last != node:
+                    self.failed[self.server._where(node.key)] = self.server.failure(node)       # refused: it never flew
+            else:
+                batch.fill(i)
             if node.status == FC_NODE_HELD and node.was_resident:
                 return i + 1
-            if node.status == FC_NODE_FAILED:
-                self.failed[self.server._where(node.key)] = self.server.failure(node)
         return 0
 
     def __next__(self):
-        cdef fc_node *node
-        cdef int i, pending
-        if self.batch is None:
+        cdef Batch batch = self.batch           # close() may come while this call waits
+        if batch is None:
             raise StopIteration
         if self.server.c.fork_gen != fork_generation():
             raise self.server._error(FC_EFORK, None, None, None, 0, 0, 0)
-        while self.hit < self.batch.n:
-            i = self.hit
-            self.hit += 1
-            if self.batch.nodes[i].status == FC_NODE_HELD and self.batch.nodes[i].was_resident:
-                return self.give(i)
-        while True:
-            i = self.find_room()
-            if i > 0:
-                return self.give(i - 1)
-            pending = self.batch.w.pending      # read before the list: what lands in between still is in the list
-            node = core_next_landed(self.server.c, &self.batch.w)
-            if node != NULL:
-                if node.status == FC_NODE_HELD:
-                    return self.give(<int>(node - self.batch.nodes))
-                self.failed[self.server._where(node.key)] = self.server.failure(node)
-                continue
-            if pending == 0 and not self.waiting:
-                break
-            if not self.batch.wait(self.timeout):
-                raise self.server._error(FC_ETIMEOUT, *self.server._where(self.batch.nodes[0].key), None, 0, 0, 0)
+        if self.running:
+            raise ValueError("as_ready is already executing, in another thread or in a source's read_expert")
+        self.running = True
+        try:
+            item = self.advance(batch)
+        finally:
+            self.running = False
+        if item is not None:
+            return item
         failed, self.failed = self.failed, {}
         self.close()
         if failed:
             raise self.server._batch_error(failed)
         raise StopIteration
+
+    cdef tuple advance(self, Batch batch):
+        """The next (expert, lease), or None at the end."""
+        cdef fc_node *node
+        cdef int i, pending
+        while self.hit < batch.n:
+            i = self.hit
+            self.hit += 1
+            if batch.nodes[i].status == FC_NODE_HELD and batch.nodes[i].was_resident:
+                return self.give(batch, i)
+        while self.batch is batch:
+            i = self.find_room(batch)
+            if i > 0:
+                return self.give(batch, i - 1)
+            pending = batch.w.pending           # read before the list: what lands in between still is in the list
+            node = core_next_landed(self.server.c, &batch.w)
+            if node != NULL:
+                if node.status == FC_NODE_HELD:
+                    return self.give(batch, <int>(node - batch.nodes))
+                self.failed[self.server._where(node.key)] = self.server.failure(node)
+                continue
+            if pending == 0 and not self.waiting:
+                return None
+            if not batch.wait(self.timeout):
+                raise self.server._error(FC_ETIMEOUT, *self.server._where(batch.nodes[0].key), None, 0, 0, 0)
+        return None
 
     def close(self):
         """Release what was not taken; reads under way land in the cache."""
@@ -310,6 +352,12 @@ cdef class Prefetch:
     """A prefetch under way. Holds nothing: residency after it is not promised. Dropping it cancels nothing."""
     cdef readonly Server server
     cdef Batch batch
+
+    def __init__(self):
+        raise TypeError("made by store.prefetch")
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("a Prefetch cannot be copied or pickled")
 
     def done(self):
         """Whether every read has landed, failed or been cancelled."""
@@ -344,6 +392,8 @@ cdef class Prefetch:
             node = &self.batch.nodes[i]
             if node.status == FC_NODE_HELD:
                 what = "resident" if node.was_resident else "late" if node.late else "loaded"
+                if node.slot < 0:       # it watched a pass-through, which leaves nothing resident
+                    what = "no_room"
             elif node.status == FC_NODE_NO_ROOM:
                 what = "no_room"
             else:

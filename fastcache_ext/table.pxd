@@ -43,7 +43,7 @@ ctypedef struct fc_evicted:     # what made room
     uint8_t origin
     uint8_t unread
 
-cdef int table_init(fc_table *t, fc_arena *arena, int32_t n_layers, const int32_t *layer_sizes, const uint8_t *cls_of,
+cdef int table_init(fc_table *t, fc_arena *arena, int32_t n_layers, const int32_t *layer_first, const uint8_t *cls_of,
                     int policy) noexcept nogil                      # 0 or -ENOMEM
 cdef void table_destroy(fc_table *t) noexcept nogil
 # A slot for `key`, INFLIGHT and leased by its read; or -1 when nothing may go. `mode` = FC_FOR_*.

@@ -14,17 +14,15 @@ from fastcache_ext.atomics cimport fc_load32, fc_load8, fc_store32, fc_store8
 from fastcache_ext.policy cimport fc_view, policy_init
 
 
-cdef int table_init(fc_table *t, fc_arena *arena, int32_t n_layers, const int32_t *layer_sizes, const uint8_t *cls_of,
+cdef int table_init(fc_table *t, fc_arena *arena, int32_t n_layers, const int32_t *layer_first, const uint8_t *cls_of,
                     int policy) noexcept nogil:
     cdef fc_view view
-    cdef int32_t l, _i, k = 0, s, c
+    cdef int32_t l, k, s, c
     t.arena = arena
     t.n_layers = n_layers
     t.n_slots = arena.n_slots
     t.n_resident = t.n_inflight = 0
-    t.n_keys = 0
-    for l in range(n_layers):
-        t.n_keys += layer_sizes[l]
+    t.n_keys = layer_first[n_layers]
     t.layer_first = <int32_t *>calloc(n_layers + 1, sizeof(int32_t))
     t.layer_of = <int32_t *>calloc(t.n_keys + 1, sizeof(int32_t))
     t.cls_of = <uint8_t *>calloc(t.n_keys + 1, 1)
@@ -38,13 +36,11 @@ cdef int table_init(fc_table *t, fc_arena *arena, int32_t n_layers, const int32_
         table_destroy(t)
         return -ENOMEM
     for l in range(n_layers):
-        t.layer_first[l] = k
-        for _i in range(layer_sizes[l]):
+        t.layer_first[l + 1] = layer_first[l + 1]
+        for k in range(layer_first[l], layer_first[l + 1]):
             t.layer_of[k] = l
             t.cls_of[k] = cls_of[k]
             t.slot_of[k] = -1
-            k += 1
-    t.layer_first[n_layers] = k
     for c in range(16):
         t.free_head[c] = -1
         t.n_pinned[c] = 0

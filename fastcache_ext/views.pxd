@@ -10,7 +10,9 @@ cdef enum:
 ctypedef struct fc_label:       # one label of a record: an array over (part of) a stored tensor
     int32_t tensor              # which stored tensor
     int32_t nd
+    int32_t packed              # 1: C-contiguous, so that NumPy need not work out the flags
     int64_t delta               # bytes from the tensor's first byte
+    PyObject *name              # the label, interned; `index` keeps it
     PyObject *descr             # owned reference to the dtype
     Py_ssize_t shape[8]
     Py_ssize_t strides[8]       # bytes
@@ -23,6 +25,7 @@ cdef class Catalog:
     cdef int64_t *tensor_bytes  # [n_records * n_tensors]
     cdef int64_t *record_bytes  # [n_records] payload
     cdef int32_t *tensor_count  # [n_records]
+    cdef int32_t *first         # [n_records + 1] labels of record r: [first[r], first[r + 1])
     cdef int64_t *offsets       # [n_keys * n_tensors] bytes from the slot's start
     cdef uint16_t *record_of    # [n_keys]
     cdef list index             # per record: {label: index into labels}

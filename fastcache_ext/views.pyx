@@ -13,6 +13,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
+import sys
+
 cimport numpy as cnp
 import numpy as np
 
@@ -29,7 +31,7 @@ cdef extern from *:
         PyObject *a;
         Py_INCREF(descr);
         a = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)descr, nd, (const npy_intp *)shape,
-                                 (const npy_intp *)strides, data, 0, NULL);
+                                 (const npy_intp *)strides, data, strides ? 0 : NPY_ARRAY_CARRAY_RO, NULL);
         if (!a) return NULL;
         Py_INCREF(base);
         if (PyArray_SetBaseObject((PyArrayObject *)a, base) < 0) { Py_DECREF(a); return NULL; }
@@ -66,10 +68,11 @@ cdef class Catalog:
         self.tensor_bytes = <int64_t *>calloc(self.n_records * self.n_tensors + 1, sizeof(int64_t))
         self.record_bytes = <int64_t *>calloc(self.n_records + 1, sizeof(int64_t))
         self.tensor_count = <int32_t *>calloc(self.n_records + 1, sizeof(int32_t))
+        self.first = <int32_t *>calloc(self.n_records + 1, sizeof(int32_t))
         self.offsets = <int64_t *>calloc(where.shape[0] * where.shape[1] + 1, sizeof(int64_t))
         self.record_of = <uint16_t *>calloc(which.shape[0] + 1, sizeof(uint16_t))
         if (self.labels == NULL or self.tensor_bytes == NULL or self.record_bytes == NULL or self.tensor_count == NULL
-                or self.offsets == NULL or self.record_of == NULL):
+                or self.first == NULL or self.offsets == NULL or self.record_of == NULL):
             raise MemoryError
         n = where.shape[0] * where.shape[1]
         if n > 0:
@@ -95,10 +98,17 @@ cdef class Catalog:
                     self.labels[i].shape[d] = shape[d]
                     self.labels[i].strides[d] = strides[d]
                 dtype = np.dtype(dtype)
+                step, self.labels[i].packed = dtype.itemsize, 1
+                for d in range(len(shape) - 1, -1, -1):
+                    self.labels[i].packed &= strides[d] == step
+                    step *= shape[d]
                 Py_INCREF(dtype)
                 self.labels[i].descr = <PyObject *>dtype
+                label = sys.intern(label)
                 index[label] = i
+                self.labels[i].name = <PyObject *>label
                 i += 1
+            self.first[r + 1] = i
             self.index.append(index)
             self.refused.append(dict(refused))
 
@@ -112,6 +122,7 @@ cdef class Catalog:
         free(self.tensor_bytes)
         free(self.record_bytes)
         free(self.tensor_count)
+        free(self.first)
         free(self.offsets)
         free(self.record_of)
 
@@ -140,10 +151,13 @@ cdef class ExpertLease:
     Thread-safe. A raw address (``array.ctypes.data``) holds nothing.
     """
 
+    def __init__(self):
+        raise TypeError("leases come from a store: store[layer, expert]")
+
     cdef object array(self, int32_t label):
         cdef fc_label *l = &self.catalog.labels[label]
-        cdef uint8_t *data = self._hold.data + self.catalog.offsets[self.dense_key * self.catalog.n_tensors + l.tensor]
-        return fc_array(l.descr, l.nd, l.shape, l.strides, data + l.delta, <PyObject *>self._hold)
+        cdef uint8_t *data = self._hold.data + self.catalog.offsets[<int64_t>self.dense_key * self.catalog.n_tensors + l.tensor]
+        return fc_array(l.descr, l.nd, l.shape, NULL if l.packed else l.strides, data + l.delta, <PyObject *>self._hold)
 
     cdef int live(self) except -1:
         if self.released:
@@ -155,12 +169,19 @@ cdef class ExpertLease:
         return <dict>self.catalog.index[self.catalog.record_of[self.dense_key]]
 
     def __getitem__(self, label):
+        cdef Catalog c = self.catalog
+        cdef int32_t r = c.record_of[self.dense_key], i
         cdef PyObject *found
-        cdef dict labels = self.labels()
-        self.live()
+        cdef dict labels
+        if self.released:
+            self.live()
+        for i in range(c.first[r], c.first[r + 1]):     # a literal in the caller's code is the interned string itself
+            if c.labels[i].name == <PyObject *>label:
+                return self.array(i)
+        labels = self.labels()
         found = PyDict_GetItem(labels, label)
         if found == NULL:
-            why = self.catalog.refused[self.catalog.record_of[self.dense_key]].get(label)
+            why = c.refused[r].get(label)
             raise KeyError(why if why is not None else
                            f"{label!r} is no tensor of layer {self.layer} expert {self.expert}; there are {', '.join(labels)}")
         return self.array(<object>found)
@@ -205,7 +226,7 @@ cdef class ExpertLease:
         """Whether the expert's tensors lie side by side, so that the lease's own buffer needs no copy."""
         cdef Catalog c = self.catalog
         cdef int32_t r = c.record_of[self.dense_key], t
-        cdef int64_t *at = c.offsets + self.dense_key * c.n_tensors
+        cdef int64_t *at = c.offsets + <int64_t>self.dense_key * c.n_tensors
         for t in range(1, c.tensor_count[r]):
             if at[t] != at[t - 1] + c.tensor_bytes[r * c.n_tensors + t - 1]:
                 return False
@@ -232,7 +253,7 @@ cdef class ExpertLease:
         cdef Catalog c = self.catalog
         cdef int32_t r = c.record_of[self.dense_key], t
         cdef int64_t n, done = 0
-        cdef const int64_t *at = c.offsets + self.dense_key * c.n_tensors
+        cdef const int64_t *at = c.offsets + <int64_t>self.dense_key * c.n_tensors
         cdef bytearray out = bytearray(c.record_bytes[r])
         for t in range(c.tensor_count[r]):
             n = c.tensor_bytes[r * c.n_tensors + t]
@@ -250,7 +271,7 @@ cdef class ExpertLease:
         # From here on this object keeps its Hold: some consumers give the export back at once and keep only the object.
         self.exported = True
         if self.contiguous:
-            start = self._hold.data + c.offsets[self.dense_key * c.n_tensors] if c.n_tensors > 0 else self._hold.data
+            start = self._hold.data + c.offsets[<int64_t>self.dense_key * c.n_tensors] if c.n_tensors > 0 else self._hold.data
         else:
             if self.flat is None:
                 self.flat = self.flatten()

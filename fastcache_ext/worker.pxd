@@ -8,7 +8,7 @@ from fastcache_ext.uring cimport fc_uring
 
 ctypedef struct fc_worker:
     fc_core *core
-    fc_uring *ring          # or NULL
+    fc_uring *ring          # or NULL; touched under the core's mutex alone, so that it can be taken away
     int32_t register_       # 1: offer the pieces to the ring
     int32_t mlock           # 1: mlock what is not registered
     int32_t stop            # atomic
@@ -19,4 +19,6 @@ ctypedef struct fc_worker:
     pthread_t thread
 
 cdef int worker_start(fc_worker *w) noexcept nogil             # 0 or a positive errno
+# The ring is about to go: the worker touches it no more.
+cdef void worker_leave_ring(fc_worker *w) noexcept nogil
 cdef int worker_join(fc_worker *w, int64_t timeout_ns) noexcept nogil

@@ -2,7 +2,7 @@
 
 May import libc, arena, monitor, threads and uring.
 """
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from fastcache_ext.arena cimport arena_lock, arena_populate, fc_arena
 from fastcache_ext.atomics cimport fc_load32, fc_store32
@@ -34,16 +34,36 @@ cdef bint chores(fc_worker *w) noexcept nogil:
     return not fc_load32(&w.stop)
 
 
-cdef void poke_ring(fc_worker *w) noexcept nogil:
-    """Have the ring's thread look at what was offered, whether it sleeps in the kernel or in take()."""
+cdef bint offer(fc_worker *w, int32_t piece, uint8_t *base, int64_t nbytes) noexcept nogil:
+    """Offer a piece to the ring and have its thread look, whether it sleeps in the kernel or in take(). False: no."""
+    cdef bint taken
     pthread_mutex_lock(&w.core.mutex)
-    w.core.poke = 1
-    pthread_cond_broadcast(&w.core.work)
+    taken = w.ring != NULL and uring_offer(w.ring, piece, base, nbytes) == 0
+    if taken:
+        w.core.poke = 1
+        pthread_cond_broadcast(&w.core.work)
+        uring_kick(w.ring)
     pthread_mutex_unlock(&w.core.mutex)
-    uring_kick(w.ring)
+    return taken
 
 
-cdef bint furnish(fc_worker *w) noexcept nogil:
+cdef int registered(fc_worker *w, int *error) noexcept nogil:
+    cdef int n = 0
+    error[0] = 0
+    pthread_mutex_lock(&w.core.mutex)
+    if w.ring != NULL:
+        n = uring_registered(w.ring, error)
+    pthread_mutex_unlock(&w.core.mutex)
+    return n
+
+
+cdef void worker_leave_ring(fc_worker *w) noexcept nogil:
+    pthread_mutex_lock(&w.core.mutex)
+    w.ring = NULL
+    pthread_mutex_unlock(&w.core.mutex)
+
+
+cdef bint furnish(fc_worker *w, int32_t *offered) noexcept nogil:
     """Populate, lock and offer the arena piece by piece. False when told to stop."""
     cdef fc_arena *a = w.core.arena
     cdef int64_t at = 0, end = 0, step
@@ -62,20 +82,20 @@ cdef bint furnish(fc_worker *w) noexcept nogil:
             if w.mlock and not w.register_ and fc_load32(&w.mlock_errno) == 0:
                 fc_store32(&w.mlock_errno, arena_lock(a, at, step))
             at += step
-        if w.register_ and uring_offer(w.ring, piece, a.piece_base[piece], a.piece_bytes[piece]) == 0:
-            poke_ring(w)
+        if w.register_ and offer(w, piece, a.piece_base[piece], a.piece_bytes[piece]):
+            offered[0] = piece + 1
     return True
 
 
-cdef bint lock_unregistered(fc_worker *w) noexcept nogil:
+cdef bint lock_unregistered(fc_worker *w, int32_t offered) noexcept nogil:
     """Wait for the ring to have registered the pieces or given up; then lock the rest. False when told to stop."""
     cdef fc_arena *a = w.core.arena
     cdef int _looks, error = 0, done = 0
     cdef int32_t piece
     cdef int64_t at = 0
     for _looks in range(REGISTRATION_LOOKS):
-        done = uring_registered(w.ring, &error)
-        if done >= a.n_pieces or error != 0:
+        done = registered(w, &error)
+        if done >= offered or error != 0:
             break
         if not chores(w) or nap(w, PAUSE_NS):
             return False
@@ -88,7 +108,8 @@ cdef bint lock_unregistered(fc_worker *w) noexcept nogil:
 
 cdef void *run(void *arg) noexcept nogil:
     cdef fc_worker *w = <fc_worker *>arg
-    if furnish(w) and (not w.register_ or lock_unregistered(w)):
+    cdef int32_t offered = 0
+    if furnish(w, &offered) and (not w.register_ or lock_unregistered(w, offered)):
         fc_store32(&w.settled, 1)
     while chores(w):
         nap(w, -1)

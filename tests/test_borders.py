@@ -65,10 +65,11 @@ EXT = {
     "worker": "arena monitor landing threads uring",
     "hold": "arena monitor",
     "core": "threads counters arena policy table ioqueue files liburing pread uring monitor landing worker cpython std",
+    "report": "arena counters monitor table uring core",
     "batch": "threads arena ioqueue monitor requests core hold cpython",
     "arguments": "core",
     "views": "hold cpython numpy",
-    "serve": "arena ioqueue monitor requests core hold batch arguments views",
+    "serve": "arena ioqueue monitor requests report hold batch arguments views",
     "scripted": "arena table policy ioqueue monitor landing requests core hold batch views serve threads "
     "posix cpython std",
 }

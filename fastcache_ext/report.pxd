@@ -1,0 +1,4 @@
+from fastcache_ext.core cimport Core
+
+cdef class Reporter(Core):
+    pass
