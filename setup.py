@@ -16,7 +16,7 @@ FLAGS = {
     "": ["-O2"],
     "debug": ["-O1", "-g", "-DFC_CHECK=1"],
     "asan": ["-O1", "-g", "-DFC_CHECK=1", "-fsanitize=address", "-fno-omit-frame-pointer"],
-    "tsan": ["-O1", "-g", "-fsanitize=thread"],
+    "tsan": ["-O1", "-g", "-fsanitize=thread", "-Wno-tsan"],
 }
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unused-function", "-Wno-missing-field-initializers"]
 

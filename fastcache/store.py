@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -27,8 +27,9 @@ from fastcache.units import format_bytes
 from fastcache_ext import liburing
 from fastcache_ext.arguments import Leases
 from fastcache_ext.files import FileSet
+from fastcache_ext.handles import Prefetch
 from fastcache_ext.policy import NAMES as POLICIES
-from fastcache_ext.serve import Prefetch, Server
+from fastcache_ext.serve import Server
 from fastcache_ext.views import Catalog, ExpertLease
 
 __all__ = ["POLICIES", "ExpertLease", "ExpertStore", "Leases", "Prefetch"]
@@ -66,7 +67,7 @@ class ExpertStore(Server):
         self._python_worker: PythonWorker | None = None
         self._settings = settings
         self._baseline = Stats()
-        self._file_rows: list[dict[str, Any]] = []  # as they were at close
+        self._file_rows: Sequence[Mapping[str, Any]] = []  # as they were at close
         inventory = self._inventory = inventory_of(source)
         self.name = name or (
             os.path.basename(os.path.abspath(source))

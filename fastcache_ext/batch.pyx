@@ -62,7 +62,7 @@ cdef class Batch:
         cdef fc_node *node = &self.nodes[i]
         cdef fc_private *p
         cdef int error = 0, rc
-        if node.status != FC_NODE_NO_ROOM:
+        if not node_is(node, FC_NODE_NO_ROOM):
             return 0
         self.core.check()
         p = private_new(c.arena, node.key, max(c.span[node.key], 1), c.overflow_limit, &error)
@@ -72,7 +72,7 @@ cdef class Batch:
         rc = core_retry(c, &self.w, node, p)
         if rc != 0:
             raise self.core._error(-rc, None, None, None, 0, 0, 0)
-        if node.status == FC_NODE_NO_ROOM:      # not even memory for the load
+        if node_is(node, FC_NODE_NO_ROOM):      # not even memory for the load
             core_refuse(c, &self.w, node, ENOMEM)
         self.fill(i)
         return 0
@@ -132,7 +132,7 @@ cdef class Batch:
         h.data = node.data
         h.generation = node.generation
         node.priv = NULL
-        node.status = FC_NODE_TAKEN
+        node_set(node, FC_NODE_TAKEN)
         h.arena = self.w.arena
         arena_ref(h.arena)
         return h

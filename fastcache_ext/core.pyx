@@ -125,8 +125,8 @@ cdef class Core:
         self.c.direct_required = direct_required
         self.c.overflow_limit = overflow
         landing_port(self.c, &port)
+        self.worker.core = self.c       # before what may fail: _stop() reaches the core through it
         self._start(&port, engine, queue_depth, io_threads)
-        self.worker.core = self.c
         self.worker.ring = self.ring
         self.worker.register_ = registered and self.ring != NULL
         self.worker.mlock = mlock

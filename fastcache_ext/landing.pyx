@@ -7,7 +7,7 @@ from libc.stdlib cimport free
 from libc.string cimport memmove
 
 from fastcache_ext.arena cimport fc_private, private_unref
-from fastcache_ext.atomics cimport fc_add64
+from fastcache_ext.atomics cimport fc_add32, fc_add64
 from fastcache_ext.counters cimport *
 from fastcache_ext.files cimport file_check
 from fastcache_ext.ioqueue cimport (
@@ -15,7 +15,7 @@ from fastcache_ext.ioqueue cimport (
     op_settle, queue_empty, queue_next, queue_unlink,
 )
 from fastcache_ext.monitor cimport (
-    FC_MODE_DEMAND, FC_NODE_FAILED, FC_NODE_HELD, fc_core, fc_node, fc_wait,
+    FC_MODE_DEMAND, FC_NODE_FAILED, FC_NODE_HELD, fc_core, fc_node, fc_wait, node_set,
 )
 from fastcache_ext.table cimport (
     FC_FROM_DEMAND, FC_FROM_PREFETCH, fc_table, table_abort, table_check, table_publish,
@@ -49,24 +49,22 @@ cdef void node_landed(fc_node *node, int error, const fc_load *load) noexcept no
     cdef fc_wait *w = node.wait
     node.load = NULL
     node.error = error
+    node.landed = NULL
     if error == 0:
-        node.status = FC_NODE_HELD
         node.data = load.dest
     else:
-        node.status = FC_NODE_FAILED
         node.slot = -1
         node.error_file = load.error_file
         node.error_offset = load.error_offset
         node.error_wanted = load.error_wanted
         node.error_got = load.error_got
-    node.landed = NULL
     if w.landed_last != NULL:
         w.landed_last.landed = node
     else:
         w.landed_first = node
     w.landed_last = node
-    w.pending -= 1
-    if w.each or w.pending == 0:
+    node_set(node, FC_NODE_HELD if error == 0 else FC_NODE_FAILED)
+    if fc_add32(&w.pending, -1) == 0 or w.each:
         pthread_cond_broadcast(&w.cond)
 
 

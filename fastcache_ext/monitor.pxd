@@ -2,6 +2,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from fastcache_ext.arena cimport fc_arena, fc_private
+from fastcache_ext.atomics cimport fc_load32, fc_store32
 from fastcache_ext.counters cimport fc_counters
 from fastcache_ext.ioqueue cimport fc_extent, fc_file, fc_load, fc_op, fc_queue
 from fastcache_ext.table cimport fc_table
@@ -22,7 +23,7 @@ cdef enum:                  # what became of a node
 
 ctypedef struct fc_node:        # one distinct expert of one call
     int32_t key
-    int32_t status          # FC_NODE_*
+    int32_t status          # FC_NODE_*; atomic: written under the mutex, read anywhere, through node_is and node_set
     int32_t slot            # or -1
     fc_private *priv        # owned reference, or NULL
     uint8_t *data           # first byte, once HELD
@@ -47,7 +48,7 @@ ctypedef struct fc_wait:        # one call's wait
     pthread_cond_t cond
     int32_t mode
     int32_t each            # 1: wake at every landing (as_ready); 0: when the last one landed
-    int32_t pending         # nodes FLYING
+    int32_t pending         # nodes FLYING; atomic
     int32_t n
     fc_node *nodes
     fc_node *landed_first   # landed, not yet picked up; oldest first
@@ -86,6 +87,12 @@ ctypedef struct fc_core:
     int32_t moves_inline    # 1: engine threads move; 0: the worker does
     void (*kick)(void *engine) noexcept nogil
     void *engine
+
+cdef inline bint node_is(const fc_node *node, int status) noexcept nogil:
+    return fc_load32(&node.status) == status
+
+cdef inline void node_set(fc_node *node, int status) noexcept nogil:
+    fc_store32(&node.status, status)        # after what it vouches for
 
 # Copies the columns: keys of layer l are [layer_first[l], layer_first[l + 1]); NULL without memory.
 cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_first, const uint8_t *cls_of, int policy,

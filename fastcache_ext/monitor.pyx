@@ -83,7 +83,7 @@ cdef bint core_pin(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil:
     else:
         room = False                        # another call has pinned meanwhile
     if room:
-        node.status = FC_NODE_TAKEN
+        node_set(node, FC_NODE_TAKEN)
     pthread_mutex_unlock(&c.mutex)
     return room
 
@@ -113,7 +113,7 @@ cdef int wait_init(fc_wait *w, fc_core *c, int mode, int each, fc_node *nodes, i
     w.arena = c.arena
     arena_ref(c.arena)
     for i in range(n):
-        nodes[i].status = FC_NODE_NEW
+        node_set(&nodes[i], FC_NODE_NEW)
         nodes[i].slot = -1
         nodes[i].wait = w
     return fc_cond_init(&w.cond)
@@ -137,15 +137,15 @@ cdef void wait_done(fc_wait *w, fc_core *c) noexcept nogil:
     pthread_mutex_lock(&c.mutex)
     for i in range(w.n):
         node = &w.nodes[i]
-        if node.status == FC_NODE_FLYING:
+        if node_is(node, FC_NODE_FLYING):
             detach(node)
-        if node.status == FC_NODE_FLYING or node.status == FC_NODE_HELD:
+        if node_is(node, FC_NODE_FLYING) or node_is(node, FC_NODE_HELD):
             if node.priv != NULL:
                 private_unref(node.priv)
                 node.priv = NULL
             elif node.slot >= 0 and w.mode != FC_MODE_GUESS:
                 lease_drop(w.arena, node.slot)
-            node.status = FC_NODE_TAKEN
+            node_set(node, FC_NODE_TAKEN)
     pthread_mutex_unlock(&c.mutex)
     pthread_cond_destroy(&w.cond)
     arena_unref(w.arena)
@@ -186,7 +186,7 @@ cdef int core_cancel(fc_core *c, fc_wait *w) noexcept nogil:
         node = &w.nodes[i]
         load = node.load
         # A guess that this call issued, that nobody else waits for, and that has not begun to land.
-        if (node.status != FC_NODE_FLYING or not node.issued or load.klass != FC_GUESS or load.waits > 1
+        if (not node_is(node, FC_NODE_FLYING) or not node.issued or load.klass != FC_GUESS or load.waits > 1
                 or load.landing or load.error != 0):
             continue
         n += 1
@@ -207,7 +207,7 @@ cdef void core_finish_by_hand(fc_core *c, fc_load *load, int error) noexcept nog
 cdef bint core_claim(fc_core *c, fc_node *node) noexcept nogil:
     cdef bint mine
     pthread_mutex_lock(&c.mutex)
-    mine = node.status == FC_NODE_FLYING and not node.load.landing
+    mine = node_is(node, FC_NODE_FLYING) and not node.load.landing
     if mine:
         node.load.landing = 1               # nobody cancels it now, and nobody else fills it
     pthread_mutex_unlock(&c.mutex)
@@ -216,7 +216,7 @@ cdef bint core_claim(fc_core *c, fc_node *node) noexcept nogil:
 
 cdef void core_abandon(fc_core *c, fc_node *node) noexcept nogil:
     pthread_mutex_lock(&c.mutex)
-    if node.status == FC_NODE_FLYING and node.load.waits == 1 and not node.load.landing:
+    if node_is(node, FC_NODE_FLYING) and node.load.waits == 1 and not node.load.landing:
         finish(c, node.load, FC_ECANCELLED)
     pthread_mutex_unlock(&c.mutex)
 

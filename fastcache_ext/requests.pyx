@@ -6,7 +6,7 @@ from libc.stdint cimport int32_t
 from libc.stdlib cimport calloc
 
 from fastcache_ext.arena cimport fc_private, lease_take, private_ref, private_unref
-from fastcache_ext.atomics cimport fc_load32
+from fastcache_ext.atomics cimport fc_add32, fc_load32
 from fastcache_ext.counters cimport *
 from fastcache_ext.ioqueue cimport (
     FC_DEMAND, FC_ECANCELLED, FC_ECLOSED, FC_GUESS, fc_load, queue_promote, queue_push,
@@ -14,6 +14,7 @@ from fastcache_ext.ioqueue cimport (
 from fastcache_ext.landing cimport finish
 from fastcache_ext.monitor cimport (
     FC_MODE_DEMAND, FC_MODE_GUESS, FC_NODE_FAILED, FC_NODE_FLYING, FC_NODE_HELD, FC_NODE_NO_ROOM, fc_core, fc_node, fc_wait,
+    node_is, node_set,
 )
 from fastcache_ext.policy cimport FC_FOR_DEMAND, FC_FOR_GUESS
 from fastcache_ext.table cimport (
@@ -86,7 +87,7 @@ cdef bint core_hit_many(fc_core *c, const int32_t *keys, int n, int32_t *slots) 
 
 cdef void attach(fc_wait *w, fc_node *node, fc_load *load) noexcept nogil:
     node.load = load
-    node.status = FC_NODE_FLYING
+    node_set(node, FC_NODE_FLYING)
     node.slot = load.slot
     node.generation = load.generation
     node.prev = NULL
@@ -95,7 +96,7 @@ cdef void attach(fc_wait *w, fc_node *node, fc_load *load) noexcept nogil:
         node.next.prev = node
     load.waiters = node
     load.waits += 1
-    w.pending += 1
+    fc_add32(&w.pending, 1)
     if w.mode != FC_MODE_GUESS:
         if load.slot >= 0:
             lease_take(w.arena, load.slot)
@@ -119,7 +120,7 @@ cdef fc_load *flying(fc_core *c, int32_t key) noexcept nogil:
 cdef void hold_resident(fc_core *c, fc_wait *w, fc_node *node, int32_t slot) noexcept nogil:
     node.was_resident = 1
     node.slot = slot
-    node.status = FC_NODE_HELD
+    node_set(node, FC_NODE_HELD)
     node.data = c.arena.addr[slot]
     node.generation = c.table.slots[slot].generation
     if w.mode != FC_MODE_GUESS:
@@ -175,7 +176,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     elif priv != NULL:
         load = <fc_load *>calloc(1, sizeof(fc_load))
     if load == NULL:
-        node.status = FC_NODE_NO_ROOM
+        node_set(node, FC_NODE_NO_ROOM)
         return False
     c.generation += 1
     count_begin(n)
@@ -250,7 +251,7 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
     # Phase 2, in the order of the request: count, join, reserve, queue.
     for i in range(w.n):
         node = &w.nodes[i]
-        if node.status == FC_NODE_HELD:
+        if node_is(node, FC_NODE_HELD):
             if w.mode == FC_MODE_DEMAND:
                 note_hit(c, node.key, node.slot, False)
                 node.asked = 1
@@ -291,7 +292,7 @@ cdef int core_retry(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noe
 
 cdef void core_refuse(fc_core *c, fc_wait *w, fc_node *node, int error) noexcept nogil:
     pthread_mutex_lock(&c.mutex)
-    node.status = FC_NODE_FAILED
+    node_set(node, FC_NODE_FAILED)
     node.error = error
     count_begin(&c.counters)
     count(&c.counters, C_REQUESTS, 1)

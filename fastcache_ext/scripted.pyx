@@ -168,7 +168,7 @@ cdef class Scripted:
         that another expert's read in hand aims at.
         """
         cdef fc_op *ops[64]
-        cdef int n = 0, i
+        cdef int n = 0
         cdef int64_t until = fc_now_ns() + <int64_t>(wait * 1e9)
         taken = []
         while len(taken) < room:

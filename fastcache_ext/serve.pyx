@@ -1,54 +1,39 @@
 """The calls: acquire, acquire_many, as_ready, prefetch, pin.
 
-Owns Server (a Reporter that hands out ExpertLeases), Ready and Prefetch. The GIL is let go once per wait, never on a hit.
-May import core, monitor's declarations and views.
+Owns Server, a Lender. The GIL is let go once per wait, never on a hit. May import lender, handles and what is below.
 """
 from libc.stdint cimport int32_t
 
 from fastcache_ext.arguments import Leases
 
-from fastcache_ext.arena cimport fork_generation
 from fastcache_ext.arguments cimport Keys, read_plain, seconds
 from fastcache_ext.batch cimport Batch
-from fastcache_ext.report cimport Reporter
+from fastcache_ext.handles cimport Prefetch, Ready
 from fastcache_ext.hold cimport Hold
-from fastcache_ext.ioqueue cimport FC_ECANCELLED
+from fastcache_ext.lender cimport Lender
 from fastcache_ext.monitor cimport *
-from fastcache_ext.requests cimport core_hit, core_hit_many, core_retry
-from fastcache_ext.views cimport Catalog, ExpertLease, make_lease
+from fastcache_ext.requests cimport core_hit, core_hit_many
+from fastcache_ext.views cimport ExpertLease
 
 cdef enum:
-    FC_EFORK = -1
-    FC_EUNKNOWN = -2
     FC_ETIMEOUT = -3
     FC_EPINS = -4
     SMALL = 64              # keys that need no allocation
-    WINDOW = 4              # pass-through reads that as_ready keeps in flight
 
 
-cdef class Server(Reporter):
-    """A store's calls. The catalog must be set before the first acquire."""
-    cdef Catalog catalog
-
-    def _set_catalog(self, Catalog catalog):
-        self.catalog = catalog
-
-    def _set_timeout(self, timeout):
-        self.timeout = seconds(timeout, -1.0)
-
-    cdef ExpertLease lease(self, Hold hold, int32_t key):
-        cdef int32_t i = self.c.table.layer_of[key]
-        return make_lease(self.catalog, hold, key, self.layer_number[i], key - self.layer_first[i])
+cdef class Server(Lender):
+    """A store's calls."""
 
     cdef ExpertLease get(self, object layer, object expert, object timeout):
         cdef int32_t key, slot
         cdef Hold hold
+        cdef double limit = self.timeout if timeout is None else seconds(timeout, -1.0)
         self.check()
         key = self.key(layer, expert)
         hold = Hold.__new__(Hold)       # before the lease is counted: an allocation may run the collector
         slot = core_hit(self.c, key)
         if slot < 0:
-            return self.miss(key, seconds(timeout, self.timeout))
+            return self.miss(key, limit)
         hold.fill(self.c, slot)
         return self.lease(hold, key)
 
@@ -58,9 +43,9 @@ cdef class Server(Reporter):
         batch.begin(self, FC_MODE_DEMAND, False, &key, 1)
         batch.make_room(0)
         node = &batch.nodes[0]
-        if node.status != FC_NODE_FAILED and not batch.wait(timeout):
+        if not node_is(node, FC_NODE_FAILED) and not batch.wait(timeout):
             raise self._error(FC_ETIMEOUT, *self._where(key), None, 0, 0, 0)
-        if node.status != FC_NODE_HELD:
+        if not node_is(node, FC_NODE_HELD):
             raise self.failure(node)
         return self.lease(batch.hold(0), key)
 
@@ -137,7 +122,7 @@ cdef class Server(Reporter):
     cdef dict failures(self, Batch batch):
         cdef int i
         return {self._where(batch.nodes[i].key): self.failure(&batch.nodes[i])
-                for i in range(batch.n) if batch.nodes[i].status == FC_NODE_FAILED}
+                for i in range(batch.n) if node_is(&batch.nodes[i], FC_NODE_FAILED)}
 
     def as_ready(self, layer, experts=None, *, timeout=None):
         """Iterate (expert, lease) over distinct experts: hits first, then misses as they land.
@@ -161,7 +146,7 @@ cdef class Server(Reporter):
         ready.server = self
         ready.batch = Batch.__new__(Batch)
         ready.batch.begin(self, FC_MODE_DEMAND, True, k.keys, k.n)
-        ready.waiting = [i for i in range(k.n) if ready.batch.nodes[i].status == FC_NODE_NO_ROOM]
+        ready.waiting = [i for i in range(k.n) if node_is(&ready.batch.nodes[i], FC_NODE_NO_ROOM)]
         ready.failed = {}
         return ready
 
@@ -200,7 +185,7 @@ cdef class Server(Reporter):
         failed = self.failures(batch)
         for i in range(k.n):
             where = self._where(k.keys[i])
-            if batch.nodes[i].status == FC_NODE_HELD and batch.nodes[i].slot >= 0:
+            if node_is(&batch.nodes[i], FC_NODE_HELD) and batch.nodes[i].slot >= 0:
                 was = self.c.table.slots[batch.nodes[i].slot].pinned
                 if not core_pin(self.c, &batch.w, &batch.nodes[i]):
                     for key in mine:
@@ -208,9 +193,9 @@ cdef class Server(Reporter):
                     raise self._error(FC_EPINS, None, None, None, 0, k.n, 1)
                 if not was:
                     mine.append(k.keys[i])
-            elif batch.nodes[i].status == FC_NODE_HELD:     # joined a pass-through: landed, but in no slot
+            elif node_is(&batch.nodes[i], FC_NODE_HELD):     # joined a pass-through: landed, but in no slot
                 again.append(where)
-            elif batch.nodes[i].status == FC_NODE_NO_ROOM:
+            elif node_is(&batch.nodes[i], FC_NODE_NO_ROOM):
                 failed[where] = self._error(FC_EPINS, *where, None, 0, 1, 0)
         batch = None
         if again:
@@ -247,174 +232,3 @@ cdef class Server(Reporter):
 
     def _batch_error(self, failed):
         return ExceptionGroup("experts failed", list(failed.values()))
-
-
-cdef class Ready:
-    """Iterator over (expert, lease) of one as_ready call."""
-    cdef Server server
-    cdef Batch batch
-    cdef double timeout
-    cdef int hit                # next node to look at for a hit
-    cdef list waiting           # nodes that found no room yet, in order
-    cdef dict failed
-    cdef bint running           # a call of __next__ is under way
-
-    def __init__(self):
-        raise TypeError("made by store.as_ready")
-
-    def __reduce_ex__(self, protocol):
-        raise TypeError("an as_ready iterator cannot be copied or pickled")
-
-    def __iter__(self):
-        return self
-
-    cdef tuple give(self, Batch batch, int i):
-        cdef int32_t key = batch.nodes[i].key
-        cdef ExpertLease lease = self.server.lease(batch.hold(i), key)
-        return lease.expert, lease
-
-    cdef int find_room(self, Batch batch) except -1:
-        """Slots that the caller has freed since go to what waits; with nothing in flight, pass through."""
-        cdef int i, private = 0
-        cdef fc_node *node
-        while self.waiting:
-            i = self.waiting[0]
-            node = &batch.nodes[i]
-            if core_retry(self.server.c, &batch.w, node, NULL) != 0:
-                self.server.check()
-            if node.status == FC_NODE_NO_ROOM and (private >= WINDOW or (private == 0 and batch.w.pending > 0)):
-                return 0
-            self.waiting.pop(0)                 # before anything that runs Python
-            if node.status == FC_NODE_NO_ROOM:
-                private += 1
-                batch.make_room(i)
-                if node.status == FC_NODE_FAILED and node.landed == NULL and batch.w.landed_last != node:
-                    self.failed[self.server._where(node.key)] = self.server.failure(node)       # refused: it never flew
-            else:
-                batch.fill(i)
-            if node.status == FC_NODE_HELD and node.was_resident:
-                return i + 1
-        return 0
-
-    def __next__(self):
-        cdef Batch batch = self.batch           # close() may come while this call waits
-        if batch is None:
-            raise StopIteration
-        if self.server.c.fork_gen != fork_generation():
-            raise self.server._error(FC_EFORK, None, None, None, 0, 0, 0)
-        if self.running:
-            raise ValueError("as_ready is already executing, in another thread or in a source's read_expert")
-        self.running = True
-        try:
-            item = self.advance(batch)
-        finally:
-            self.running = False
-        if item is not None:
-            return item
-        failed, self.failed = self.failed, {}
-        self.close()
-        if failed:
-            raise self.server._batch_error(failed)
-        raise StopIteration
-
-    cdef tuple advance(self, Batch batch):
-        """The next (expert, lease), or None at the end."""
-        cdef fc_node *node
-        cdef int i, pending
-        while self.hit < batch.n:
-            i = self.hit
-            self.hit += 1
-            if batch.nodes[i].status == FC_NODE_HELD and batch.nodes[i].was_resident:
-                return self.give(batch, i)
-        while self.batch is batch:
-            i = self.find_room(batch)
-            if i > 0:
-                return self.give(batch, i - 1)
-            pending = batch.w.pending           # read before the list: what lands in between still is in the list
-            node = core_next_landed(self.server.c, &batch.w)
-            if node != NULL:
-                if node.status == FC_NODE_HELD:
-                    return self.give(batch, <int>(node - batch.nodes))
-                self.failed[self.server._where(node.key)] = self.server.failure(node)
-                continue
-            if pending == 0 and not self.waiting:
-                return None
-            if not batch.wait(self.timeout):
-                raise self.server._error(FC_ETIMEOUT, *self.server._where(batch.nodes[0].key), None, 0, 0, 0)
-        return None
-
-    def close(self):
-        """Release what was not taken; reads under way land in the cache."""
-        self.batch = None
-
-
-cdef class Prefetch:
-    """A prefetch under way. Holds nothing: residency after it is not promised. Dropping it cancels nothing."""
-    cdef readonly Server server
-    cdef Batch batch
-
-    def __init__(self):
-        raise TypeError("made by store.prefetch")
-
-    def __reduce_ex__(self, protocol):
-        raise TypeError("a Prefetch cannot be copied or pickled")
-
-    def done(self):
-        """Whether every read has landed, failed or been cancelled."""
-        self.same_process()
-        return self.batch.w.pending == 0
-
-    def cancel(self):
-        """Stop what has not been read and nobody waits for. True if anything was stopped."""
-        self.same_process()
-        return core_cancel(self.server.c, &self.batch.w) > 0
-
-    def wait(self, timeout=None):
-        """Wait at most `timeout` seconds (None: no limit). True when done."""
-        self.same_process()
-        return bool(self.batch.wait(seconds(timeout, -1.0)))
-
-    def result(self, timeout=None):
-        """Return {ExpertKey: what became of it}, waiting at most `timeout` seconds.
-
-        "resident" (it was), "loaded", "late" (a demand came for it before it had landed), "no_room", "cancelled" or "failed".
-
-        Raises
-        ------
-        ReadTimeout
-        """
-        cdef int i
-        cdef fc_node *node
-        if not self.wait(timeout):
-            raise self.server._error(FC_ETIMEOUT, *self.server._where(self.batch.nodes[0].key), None, 0, 0, 0)
-        out = {}
-        for i in range(self.batch.n):
-            node = &self.batch.nodes[i]
-            if node.status == FC_NODE_HELD:
-                what = "resident" if node.was_resident else "late" if node.late else "loaded"
-                if node.slot < 0:       # it watched a pass-through, which leaves nothing resident
-                    what = "no_room"
-            elif node.status == FC_NODE_NO_ROOM:
-                what = "no_room"
-            else:
-                what = "cancelled" if node.error == FC_ECANCELLED else "failed"
-            out[self.server.catalog.key_type(*self.server._where(node.key))] = what
-        return out
-
-    def _fill(self):
-        """For Python sources: read what this prefetch issued, in the calling thread."""
-        cdef int i
-        for i in range(self.batch.n):
-            self.batch.fill(i)
-
-    def add_done_callback(self, callback):
-        """Call `callback(prefetch)` when done: at once if it is, else from the store's Python worker."""
-        if self.done():
-            callback(self)
-        else:
-            self.server._call_when_done(self, callback)
-
-    cdef int same_process(self) except -1:
-        if self.server.c.fork_gen != fork_generation():
-            raise self.server._error(FC_EFORK, None, None, None, 0, 0, 0)
-        return 0

@@ -68,8 +68,10 @@ EXT = {
     "report": "arena counters monitor table uring core",
     "batch": "threads arena ioqueue monitor requests core hold cpython",
     "arguments": "core",
-    "views": "hold cpython numpy",
-    "serve": "arena ioqueue monitor requests report hold batch arguments views",
+    "views": "hold cpython numpy std",
+    "lender": "arguments hold report views",
+    "handles": "arena ioqueue monitor requests arguments batch lender views",
+    "serve": "monitor requests hold batch arguments lender handles views",
     "scripted": "arena table policy ioqueue monitor landing requests core hold batch views serve threads "
     "posix cpython std",
 }

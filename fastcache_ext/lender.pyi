@@ -1,0 +1,6 @@
+from fastcache_ext.report import Reporter
+from fastcache_ext.views import Catalog
+
+class Lender(Reporter):
+    def _set_catalog(self, catalog: Catalog) -> None: ...
+    def _set_timeout(self, timeout: float | None) -> None: ...
