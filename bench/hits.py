@@ -3,7 +3,8 @@
     python bench/hits.py [DIR]
 
 Nanoseconds per operation, the least over many short chunks that alternate between all arms, so that a busy moment of
-the machine meets all of them. Two threads: wall time per operation of each, when both run the same workload on the same store.
+the machine meets all of them. Two threads: wall time per operation of each, when both run the same workload on the same
+store.
 """
 
 from __future__ import annotations

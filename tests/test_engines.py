@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import os
 import random
 import shutil
@@ -224,6 +225,7 @@ def test_a_failing_disk_is_an_io_error_with_its_place(engine, tmp_path):
 def test_threads_and_descriptors_are_gone_after_close(engine, shard):
     path, _ = shard
     name = {"uring": "fastcache-ring", "pread": "fastcache-pread"}[engine]
+    gc.collect()  # stores of earlier tests
     others, before = threads().count(name), sorted(links())
     for _ in range(50):
         with raw(path, 4096, 4, engine, threads=3) as store:
