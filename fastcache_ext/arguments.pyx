@@ -86,15 +86,15 @@ cdef class Keys:
 
 cdef int read_plain(Core core, object layer, object experts, int32_t *keys, int room) except -1:
     """The hit path's reader: dense keys of a list or tuple of at most `room` experts, as given. 0 for anything else."""
-    cdef Py_ssize_t i, n
-    if type(experts) is list:
-        n = len(<list>experts)
-    elif type(experts) is tuple:
-        n = len(<tuple>experts)
-    else:
-        return 0
-    if n > room:
-        return 0
-    for i in range(n):
-        keys[i] = core.key(layer, (<list>experts)[i] if type(experts) is list else (<tuple>experts)[i])
-    return <int>n
+    cdef Py_ssize_t i = 0
+    cdef object expert
+    if type(experts) is tuple and len(<tuple>experts) <= room:
+        while i < len(<tuple>experts):
+            keys[i] = core.key(layer, (<tuple>experts)[i])
+            i += 1
+    elif type(experts) is list and len(<list>experts) <= room:
+        while i < min(<Py_ssize_t>len(<list>experts), room):     # anew each time: an __index__ may change the list
+            expert = (<list>experts)[i]
+            keys[i] = core.key(layer, expert)
+            i += 1
+    return <int>i

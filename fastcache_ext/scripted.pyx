@@ -101,7 +101,9 @@ cdef class Table:
     def churn(self, keys, int n):
         """Reserve (which evicts, once the table is full) and publish the next n absent ones of `keys`, round and round, as read
         demands. Returns ns per eviction."""
-        cdef int32_t[::1] order = keys
+        cdef bytes copy = memoryview(keys).cast("B").tobytes()
+        cdef const int32_t *order = <const int32_t *><const char *>copy
+        cdef int32_t length = len(copy) // sizeof(int32_t)
         cdef fc_evicted evicted
         cdef int32_t key, slot
         cdef int done = 0, at = 0, evictions = 0
@@ -109,7 +111,7 @@ cdef class Table:
         with nogil:
             while done < n:
                 key = order[at]
-                at = (at + 1) % <int>order.shape[0]
+                at = (at + 1) % length
                 if self.t.slot_of[key] >= 0:
                     continue
                 done += 1
