@@ -6,9 +6,10 @@ that a visit of l picks it. Its next use is expected after
     (layers until l comes round) + n_layers * (1 / p - 1)      visits,
 
 where p blends a fast and a slow moving average of its picks per visit of its layer. Both start empty, so each is divided by the
-weight it has gathered so far. Nothing decays: a pick is written down larger the later it comes, in units that a layer's whole row
-shares and that are taken down every RESCALE visits. So a request costs O(1), and a search one comparison per layer plus, for layers
-whose least likely expert is not known any more, a scan of two rows; a slot is looked at only when its expert would be the new least. May import libc, atomics and policy.
+weight it has gathered so far.
+Nothing decays: a pick is written down larger the later it comes, in units that a layer's whole row shares and that are taken down
+every RESCALE visits. So a request costs O(1), and a search one comparison per layer plus, for layers whose least likely expert is
+not known any more, a scan of two rows; a slot is looked at only when its expert would be the new least. May import libc, atomics and policy.
 """
 from libc.errno cimport ENOMEM
 from libc.stdint cimport int32_t, uint8_t, uint32_t
