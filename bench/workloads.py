@@ -118,15 +118,20 @@ def workloads(store: fastcache.ExpertStore) -> dict[str, Workload]:
     )}  # fmt: skip
 
 
-def evictions(policy: str, slots: int, leased: float = 0.0) -> Callable[[int], float]:
+def evictions(policy: str, slots: int, leased: float = 0.0, by_layer: bool = True) -> Callable[[int], float]:
     """Return f(n) -> ns each: n misses in a full table over twice as many experts: request, reserve (evicts), publish.
 
-    Timed inside, without Python; two readings of the clock are part of each. A share of `leased` slots is held.
+    Timed inside, without Python; two readings of the clock are part of each. A share of `leased` slots is held. The keys
+    come as tokens bring them, eight of a layer, layer after layer, or (not `by_layer`) at random, each of another layer.
     """
     experts = 256
     layers = 2 * slots // experts
     table = Table([experts] * layers, bytes(layers * experts), [slots], policy)
-    order = np.random.default_rng(1).permutation(layers * experts).astype(np.int32)
+    rng = np.random.default_rng(1)
+    order = rng.permutation(layers * experts).astype(np.int32)
+    if by_layer:
+        rows = np.stack([rng.permutation(experts) + layer * experts for layer in range(layers)])
+        order = np.concatenate([rows[:, at : at + 8].reshape(-1) for at in range(0, experts, 8)]).astype(np.int32)
     table.churn(order, slots)
     for slot in range(int(slots * leased)):
         table.lease(slot)

@@ -9,10 +9,11 @@ where p blends a fast and a slow moving average of its picks per visit of its la
 weight it has gathered so far.
 Nothing decays: a pick is written down larger the later it comes, in units that a layer's whole row shares and that are taken down
 every RESCALE visits. So a request costs O(1), and a search one comparison per layer plus, for layers whose least likely expert is
-not known any more, a scan of two rows; a slot is looked at only when its expert would be the new least. May import libc, atomics and policy.
+not known any more, a scan of the layer's rows; a slot is looked at only when its expert would be the new least.
+May import libc, atomics and policy.
 """
 from libc.errno cimport ENOMEM
-from libc.stdint cimport int32_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, uint32_t
 from libc.stdlib cimport calloc, free
 
 from fastcache_ext.atomics cimport fc_store8
@@ -28,12 +29,14 @@ cdef enum:
 cdef double FAST = 0.4
 cdef double SLOW = 0.02
 cdef double FAST_SHARE = 0.25
+cdef float BARRED = 8.0     # above every chance
 cdef double LEAST = 1e-9    # chance of an expert never picked: finite, so that the layer distance still decides
 
 ctypedef struct nu_least:
     int32_t key             # the layer's least likely expert that may go; NOBODY or UNKNOWN
     uint32_t stamp
     float p                 # its chance; the chances of a layer move only with its visits
+    double rounds           # 1 / p - 1: rounds of its layer that it is expected to sit out
 
 ctypedef struct nu_state:
     uint32_t clock
@@ -44,7 +47,7 @@ ctypedef struct nu_state:
     float *slow             # [n_keys]
     uint32_t *last          # [n_keys] visit of the last pick
     uint32_t *stamp         # [n_keys] clock of the last request: breaks ties, and only those
-    uint8_t *open           # [n_keys] 1 + size class of the slot while it is resident and not parked, else 0
+    float *bar              # [n_keys] added to the chance: 0 while the expert is resident and not parked, else BARRED
     nu_least *least         # [mode][class][layer]
     float fast_decay[64]
     float slow_decay[1024]
@@ -65,14 +68,16 @@ cdef int next_use_init(fc_policy *p) noexcept nogil:
     u.slow = <float *>calloc(p.v.n_keys + 1, sizeof(float))
     u.last = <uint32_t *>calloc(p.v.n_keys + 1, sizeof(uint32_t))
     u.stamp = <uint32_t *>calloc(p.v.n_keys + 1, sizeof(uint32_t))
-    u.open = <uint8_t *>calloc(p.v.n_keys + 1, 1)
+    u.bar = <float *>calloc(p.v.n_keys + 1, sizeof(float))
     u.least = <nu_least *>calloc(n + 1, sizeof(nu_least))
     if (u.visits == NULL or u.base == NULL or u.fast == NULL or u.slow == NULL or u.last == NULL or u.stamp == NULL
-            or u.open == NULL or u.least == NULL):
+            or u.bar == NULL or u.least == NULL):
         destroy(p)
         return -ENOMEM
     for i in range(n):
         u.least[i].key = NOBODY
+    for i in range(p.v.n_keys):
+        u.bar[i] = BARRED
     x = 1.0
     for i in range(FAST_SPAN):
         u.fast_decay[i] = <float>x
@@ -99,7 +104,7 @@ cdef void destroy(fc_policy *p) noexcept nogil:
     free(u.slow)
     free(u.last)
     free(u.stamp)
-    free(u.open)
+    free(u.bar)
     free(u.least)
     free(u)
     p.state = NULL
@@ -150,7 +155,7 @@ cdef inline void layer_changed(fc_policy *p, nu_state *u, int32_t layer) noexcep
 cdef inline void close_key(fc_policy *p, nu_state *u, int32_t key, int32_t slot) noexcept nogil:
     """`key` cannot go now: no search may name it."""
     cdef int cls = p.v.cls[slot], m
-    u.open[key] = 0
+    u.bar[key] = BARRED
     for m in range(2):
         if least_of(p, u, m, cls, p.v.layer_of[key]).key == key:
             least_of(p, u, m, cls, p.v.layer_of[key]).key = UNKNOWN
@@ -181,7 +186,7 @@ cdef void admit(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:
     cdef nu_state *u = <nu_state *>p.state
     u.clock += 1
     u.stamp[key] = u.clock
-    u.open[key] = 0
+    u.bar[key] = BARRED
     fc_store8(&p.v.parked[slot], 1)     # leased by its read: released() will speak of it
 
 
@@ -199,7 +204,7 @@ cdef void released(fc_policy *p, int32_t slot) noexcept nogil:
     if key < 0 or not p.v.parked[slot]:
         return
     fc_store8(&p.v.parked[slot], 0)
-    u.open[key] = p.v.cls[slot] + 1
+    u.bar[key] = 0
     layer = p.v.layer_of[key]
     units(u, layer, &fast, &slow)
     c = fast * u.fast[key] + slow * u.slow[key]
@@ -211,6 +216,7 @@ cdef void released(fc_policy *p, int32_t slot) noexcept nogil:
             least.key = key
             least.stamp = u.stamp[key]
             least.p = c
+            least.rounds = 1.0 / max(<double>c, LEAST) - 1.0
 
 
 cdef void look_up(fc_policy *p, nu_state *u, int mode, int cls, int32_t layer) noexcept nogil:
@@ -218,17 +224,19 @@ cdef void look_up(fc_policy *p, nu_state *u, int mode, int cls, int32_t layer) n
     cdef nu_least *least = least_of(p, u, mode, cls, layer)
     cdef const float *fasts = u.fast
     cdef const float *slows = u.slow
-    cdef const uint8_t *opens = u.open
+    cdef const float *bars = u.bar
     cdef int32_t key, slot
     cdef float c, fast, slow, best = 2.0
     cdef uint32_t stamp = 0
     least.key = NOBODY
     units(u, layer, &fast, &slow)
     for key in range(p.v.layer_first[layer], p.v.layer_first[layer + 1]):
-        c = fast * fasts[key] + slow * slows[key]
-        if c > best or opens[key] != cls + 1 or (c == best and u.stamp[key] >= stamp):
-            continue
+        c = fast * fasts[key] + slow * slows[key] + bars[key]
+        if c > best or (c == best and u.stamp[key] >= stamp):
+            continue                    # nearly always; and what is barred is never less
         slot = p.v.slot_of[key]
+        if p.v.cls[slot] != cls:
+            continue
         if park(p, slot):
             close_key(p, u, key, slot)
             continue
@@ -239,25 +247,30 @@ cdef void look_up(fc_policy *p, nu_state *u, int mode, int cls, int32_t layer) n
         least.key = key
         least.stamp = stamp
         least.p = c
+        least.rounds = 1.0 / max(<double>c, LEAST) - 1.0
 
 
 cdef int32_t victim(fc_policy *p, int cls, int mode) noexcept nogil:
     cdef nu_state *u = <nu_state *>p.state
-    cdef int32_t layer, worst = -1, n = p.v.n_layers
-    cdef nu_least *least
-    cdef uint32_t stamp = 0
-    cdef double distance, farthest = -1.0
-    for layer in range(n):
-        least = least_of(p, u, mode, cls, layer)
-        if least.key >= 0 and park(p, p.v.slot_of[least.key]):
-            close_key(p, u, least.key, p.v.slot_of[least.key])
-        if least.key == UNKNOWN:
-            look_up(p, u, mode, cls, layer)
-        if least.key < 0:
-            continue
-        distance = (layer - u.layer - 1 + n) % n + 1 + n * (1.0 / max(<double>least.p, LEAST) - 1.0)
-        if distance > farthest or (distance == farthest and least.stamp < stamp):
-            farthest = distance
-            stamp = least.stamp
-            worst = p.v.slot_of[least.key]
-    return worst
+    cdef int32_t layer, n = p.v.n_layers, slot
+    cdef nu_least *row = least_of(p, u, mode, cls, 0)
+    cdef nu_least *worst
+    cdef double distance, farthest
+    while True:
+        worst = NULL
+        farthest = -1.0
+        for layer in range(n):
+            if row[layer].key == UNKNOWN:
+                look_up(p, u, mode, cls, layer)
+            if row[layer].key < 0:
+                continue
+            distance = layer - u.layer + (n if layer <= u.layer else 0) + n * row[layer].rounds
+            if distance > farthest or (distance == farthest and row[layer].stamp < worst.stamp):
+                farthest = distance
+                worst = &row[layer]
+        if worst == NULL:
+            return -1
+        slot = p.v.slot_of[worst.key]
+        if not park(p, slot):
+            return slot
+        close_key(p, u, worst.key, slot)        # leased since it was looked up
