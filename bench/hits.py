@@ -71,11 +71,10 @@ def main() -> None:
     eviction = {}
     for slots in (1024, 16384):
         for policy in ("lru", "next_use"):
-            for leased in (0.0, 0.5):
-                evict = evictions(policy, slots, leased)
-                eviction[f"{policy}, {slots} slots, {leased:.0%} leased"] = round(
-                    min(evict(2000) for _ in range(50)), 1
-                )
+            for leased, by_layer in ((0.0, True), (0.5, True), (0.0, False)):
+                evict = evictions(policy, slots, leased, by_layer)
+                name = f"{policy}, {slots} slots, {leased:.0%} leased, {'by layer' if by_layer else 'at random'}"
+                eviction[name] = round(min(evict(2000) for _ in range(50)), 1)
     receipt = {
         "what": __doc__, **facts(directory), "best_ns": best,
         "of_ordered_dict_lru": {name: round(best[name] / base, 2) for name in best},
