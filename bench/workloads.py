@@ -121,8 +121,8 @@ def workloads(store: fastcache.ExpertStore) -> dict[str, Workload]:
 def evictions(policy: str, slots: int, leased: float = 0.0, by_layer: bool = True) -> Callable[[int], float]:
     """Return f(n) -> ns each: n misses in a full table over twice as many experts: request, reserve (evicts), publish.
 
-    Timed inside, without Python; two readings of the clock are part of each. A share of `leased` slots is held. Keys come
-    as tokens bring them, eight of a layer, layer after layer, or (not `by_layer`) at random, each of another layer.
+    Timed inside, without Python; two readings of the clock are part of each. A share of `leased` slots is held. Keys
+    come as tokens bring them, eight of a layer, layer after layer, or (not `by_layer`) each of another layer.
     """
     experts = 256
     layers = 2 * slots // experts
