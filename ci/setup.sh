@@ -5,8 +5,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 extra=${1:-} venv=${VENV:-.venv}
 stamp="$venv/fastcache-setup-${extra:-run}"
+case ${extra:-run} in run) enough="run test dev" ;; test) enough="test dev" ;; *) enough=dev ;; esac
 now=$({ cat pyproject.toml setup.py fastcache_ext/*.p[yx][xd]; echo "${PYTHON:-python3} ${FASTCACHE_BUILD:-} $PWD"; } | sha256sum)
-[ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$now" ] && ls fastcache_ext/*.so >/dev/null 2>&1 && exit 0
+for have in $enough; do
+    [ -x "$venv/bin/python" ] && [ "$(cat "$venv/fastcache-setup-$have" 2>/dev/null)" = "$now" ] &&
+        ls fastcache_ext/*.so >/dev/null 2>&1 && exit 0
+done
 bash ci/system.sh
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
 mapfile -t build < <("$venv/bin/python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")')
