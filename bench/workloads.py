@@ -103,6 +103,12 @@ def workloads(store: fastcache.ExpertStore) -> dict[str, Workload]:
             store[3, i & 63]
 
     def acquire_three_arrays_release(n: int) -> None:
+        acquire = store.acquire
+        for i in range(n):
+            lease = acquire(3, i & 63)
+            lease["gate"], lease["up"], lease["down"]
+
+    def subscript_three_arrays_release(n: int) -> None:
         for i in range(n):
             lease = store[3, i & 63]
             lease["gate"], lease["up"], lease["down"]
@@ -114,7 +120,7 @@ def workloads(store: fastcache.ExpertStore) -> dict[str, Workload]:
 
     return {f.__name__: f for f in (
         loop, empty_method, dict_get, lru_cache, ordered_dict_lru, cachetools_lru, acquire_release, subscript_release,
-        acquire_three_arrays_release, acquire_many_8,
+        acquire_three_arrays_release, subscript_three_arrays_release, acquire_many_8,
     )}  # fmt: skip
 
 
