@@ -8,5 +8,7 @@ mkdir -p "$copy" && rm -rf "$copy/fastcache" "$copy/tests"
 cp -r pyproject.toml setup.py MANIFEST.in LICENSE README.md fastcache fastcache_ext tests "$copy"
 cd "$copy" && rm -f fastcache_ext/*.so
 FASTCACHE_BUILD=tsan "$python" setup.py -q build_ext --inplace
-export TSAN_OPTIONS=exitcode=66:report_signal_unsafe=0 FASTCACHE_STRESS_SECONDS=${FASTCACHE_STRESS_SECONDS:-30} FASTCACHE_SANITIZED=thread
-LD_PRELOAD=$("${CC:-gcc}" -print-file-name=libtsan.so) exec "$python" -m pytest -p no:cacheprovider -m stress tests/test_promise.py "$@"
+trap 'cat race.* 2>/dev/null || true' EXIT
+rm -f race.*
+export TSAN_OPTIONS=exitcode=66:report_signal_unsafe=0:log_path=race FASTCACHE_STRESS_SECONDS=${FASTCACHE_STRESS_SECONDS:-30} FASTCACHE_SANITIZED=thread
+LD_PRELOAD=$("${CC:-gcc}" -print-file-name=libtsan.so) "$python" -m pytest -p no:cacheprovider -m stress tests/test_promise.py "$@"

@@ -26,9 +26,10 @@ from fastcache_ext.files cimport FileSet
 from fastcache_ext.ioqueue cimport FC_ECLOSED, fc_extent, fc_port
 from fastcache_ext.landing cimport landing_port
 from fastcache_ext.monitor cimport (
-    core_close, core_free, core_new, fc_node,
+    core_close, core_free, core_lock, core_new, core_unlock, fc_node,
 )
 from fastcache_ext.pread cimport pread_join, pread_start
+from fastcache_ext.table cimport table_resident
 from fastcache_ext.threads cimport fc_now_ns
 from fastcache_ext.uring cimport uring_join, uring_kick, uring_start
 from fastcache_ext.worker cimport fc_worker, worker_join, worker_leave_ring, worker_start
@@ -295,5 +296,8 @@ cdef class Core:
 
     def _is_resident(self, layer, expert):
         self.check()
-        cdef int32_t slot = self.c.table.slot_of[self.key(layer, expert)]
-        return slot >= 0 and self.c.table.slots[slot].state == 2
+        cdef int32_t key = self.key(layer, expert)
+        core_lock(self.c)
+        resident = table_resident(&self.c.table, key)
+        core_unlock(self.c)
+        return bool(resident)

@@ -116,5 +116,5 @@ cdef bint core_claim(fc_core *c, fc_node *node) noexcept nogil
 cdef void core_abandon(fc_core *c, fc_node *node) noexcept nogil
 cdef void core_finish_by_hand(fc_core *c, fc_load *load, int error) noexcept nogil
 cdef void core_close(fc_core *c) noexcept nogil                        # no new work; queued reads fail; engines told to stop
-cdef void core_lock(fc_core *c) noexcept nogil                         # for check() alone
+cdef void core_lock(fc_core *c) noexcept nogil                         # for looks that take but a moment
 cdef void core_unlock(fc_core *c) noexcept nogil

@@ -210,10 +210,12 @@ cdef class Server(Lender):
         cdef int32_t slot
         for c in range(256):
             wanted[c] = 0
+        core_lock(self.c)
         for i in range(k.n):
             slot = self.c.table.slot_of[k.keys[i]]
             if slot < 0 or not self.c.table.slots[slot].pinned:
                 wanted[self.c.table.cls_of[k.keys[i]]] += 1
+        core_unlock(self.c)
         for c in range(256):
             slots = self.c.arena.class_first[c + 1] - self.c.arena.class_first[c] if c < self.c.arena.n_classes else 0
             if wanted[c] and (slots == 0 or self.c.table.n_pinned[c] + wanted[c] >= slots):

@@ -51,5 +51,7 @@ cdef int32_t table_reserve(fc_table *t, int32_t key, int origin, int mode, int64
 cdef void table_publish(fc_table *t, int32_t slot) noexcept nogil       # INFLIGHT -> RESIDENT, and the read's lease ends
 cdef void table_abort(fc_table *t, int32_t slot) noexcept nogil         # INFLIGHT -> EMPTY, and every lease on it ends
 cdef void table_drain(fc_table *t) noexcept nogil                       # tell the policy which parked slots were released
+# Whether an acquire of `key` would be a hit.
+cdef bint table_resident(const fc_table *t, int32_t key) noexcept nogil
 # 0, or the number of the invariant that does not hold, times 100, plus a detail.
 cdef int table_check(fc_table *t) noexcept nogil

@@ -150,6 +150,11 @@ cdef void table_abort(fc_table *t, int32_t slot) noexcept nogil:
     drop_slot(t, slot)
 
 
+cdef bint table_resident(const fc_table *t, int32_t key) noexcept nogil:
+    cdef int32_t slot = t.slot_of[key]
+    return slot >= 0 and t.slots[slot].state == FC_RESIDENT
+
+
 cdef int table_check(fc_table *t) noexcept nogil:
     cdef int32_t k, s, c, free_slots = 0, inflight = 0, resident = 0
     for k in range(t.n_keys):
