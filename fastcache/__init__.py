@@ -6,6 +6,7 @@ expert = store[3, 17]                       # layer 3, expert 17: held while any
 y = fastcache.linear(x, expert, "gate")     # x @ gate.T in float32
 """
 
+from importlib import import_module as _import_module
 from importlib import metadata as _metadata
 from pathlib import Path as _Path
 
@@ -37,6 +38,14 @@ from fastcache.opening import open
 from fastcache.sources import ExpertSource, Extent, FileRangeSource, MemorySource
 from fastcache.stats import Stats
 from fastcache.store import ExpertLease, ExpertStore, Leases, Prefetch
+
+
+def __getattr__(name: str) -> object:
+    """`fastcache.moe` is imported when it is first named."""
+    if name == "moe":
+        return _import_module("fastcache.moe")
+    raise AttributeError(f"module 'fastcache' has no attribute {name!r}")
+
 
 try:
     __version__ = _metadata.version("fastcache-moe")

@@ -9,6 +9,8 @@ from typing import Any
 from fastcache.settings import Settings
 from fastcache.units import format_bytes
 
+HUGE = 2 << 20
+PENDING = "the arena is still being prepared in the background; open(progress=...) waits for it"
 HUGE_ENOUGH = 0.9  # share of the arena in huge pages that counts as all, and that "require" accepts
 
 
@@ -81,7 +83,9 @@ def describe_store(
     huge = m.get("huge_bytes", 0)
     held = m.get("locked_bytes", 0) + m.get("registered_bytes", 0)
     limit = "raise RLIMIT_MEMLOCK (ulimit -l)"
-    pages = "2 MiB pages" if arena and huge >= HUGE_ENOUGH * arena else "mixed" if huge else "ordinary pages"
+    pages = "2 MiB pages" if huge >= HUGE_ENOUGH * whole_huge(arena) > 0 else "mixed" if huge else "ordinary pages"
+    pending = PENDING if not m.get("settled", True) else ""
+    pinned = "pinned by io_uring's registration" if m.get("registered_bytes", 0) else ""
     return Description(
         {
             "name": name,
@@ -97,14 +101,14 @@ def describe_store(
             "mlock": feature(
                 s.mlock,
                 "none" if not held else "all" if held >= arena else "part",
-                _errno(m.get("mlock_errno", 0), limit),
+                _errno(m.get("mlock_errno", 0), limit) or pending or pinned,
                 locked_bytes=m.get("locked_bytes", 0),
             ),
             "registered": feature(
                 s.mlock,
                 m.get("registered_bytes", 0) > 0,
                 _errno(m.get("registration_errno", 0), limit)
-                or ("" if engine[0] == "uring" else "only io_uring registers buffers"),
+                or (pending if engine[0] == "uring" else "only io_uring registers buffers"),
                 registered_bytes=m.get("registered_bytes", 0),
             ),
             "budget_bytes": budget_bytes,
@@ -128,13 +132,18 @@ def _errno(number: int, hint: str) -> str:
     return f"{os.strerror(number)}; {hint}" if number else ""
 
 
+def whole_huge(arena: int) -> int:
+    """Return how many bytes of an arena can be in huge pages: its tail is less than one."""
+    return arena // HUGE * HUGE
+
+
 def _why_small(requested: str, arena: int, huge: int, memory: Mapping[str, Any]) -> str:
-    if requested == "off" or not arena or huge >= HUGE_ENOUGH * arena:
+    if requested == "off" or not arena or huge >= HUGE_ENOUGH * whole_huge(arena) > 0:
         return ""
     if arena < 2 << 20:
         return "the arena is smaller than one huge page"
     if memory.get("huge_errno"):
         return _errno(memory["huge_errno"], "the kernel refused")
-    if memory.get("populated_bytes", 0) < arena:
-        return "still being populated"
+    if not memory.get("settled", True):
+        return PENDING
     return "the kernel gave fewer: see /sys/kernel/mm/transparent_hugepage/enabled"

@@ -94,4 +94,4 @@ def _unknown(layers: dict[int, int], layer: int | None, expert: int | None) -> s
         known = sorted(layers)
         span = f"{known[0]} to {known[-1]}" if known else "none"
         return f"layer {layer} has no routed experts (a dense layer, or none at all); MoE layers: {span}"
-    return f"layer {layer} has experts 0 to {layers[layer] - 1}, or fewer; there is no expert {expert}"
+    return f"layer {layer} has experts 0 to {layers[layer] - 1}; there is no expert {expert}"

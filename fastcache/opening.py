@@ -46,7 +46,7 @@ def open(
     direct, mlock, hugepages : {"auto", "require", "off"}, optional
         Direct I/O; page-locked memory (by registration or mlock); 2 MiB pages (also "hugetlb": explicit ones).
     chunk : int or str, optional
-        Largest single read, default 1 MiB. FASTCACHE_CHUNK.
+        Largest single read for a demand, default 4 MiB; prefetches read 1 MiB at most. FASTCACHE_CHUNK.
     queue_depth, io_threads : int, optional
         Reads in flight for io_uring (32), threads for pread (4).
     overflow : int or str, optional

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastcache.units import parse_bytes
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 4 << 20
 QUEUE_DEPTH = 32
 IO_THREADS = 4
 MAX_CHUNK_BYTES = 1 << 30

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from fastcache import errors, failures
-from fastcache.describe import HUGE_ENOUGH, Description, describe_store
+from fastcache.describe import HUGE_ENOUGH, Description, describe_store, whole_huge
 from fastcache.inventory import Inventory, inventory_of
 from fastcache.keys import ExpertKey
 from fastcache.placement import EXTENT, Placement, place
@@ -135,7 +135,11 @@ class ExpertStore(Server):
             )
             for record in inventory.records
         ]
-        self._set_catalog(Catalog(records, inventory.record_of, placement.tensors, ExpertKey, errors.LeaseReleased))
+        self._set_catalog(
+            Catalog(
+                records, inventory.record_of, placement.tensors, ExpertKey, errors.LeaseReleased, errors.ForkedStore
+            )
+        )
         self._payload = (
             np.where(inventory.file >= 0, inventory.nbytes, 0).sum(axis=1)
             if not inventory.by_hand
@@ -196,7 +200,7 @@ class ExpertStore(Server):
             return
         memory, missing = self._memory(), []
         arena, locked = memory["arena_bytes"], memory["locked_bytes"] + memory["registered_bytes"]
-        if required["hugepages"] == "require" and memory["huge_bytes"] < HUGE_ENOUGH * arena:
+        if required["hugepages"] == "require" and memory["huge_bytes"] < HUGE_ENOUGH * whole_huge(arena):
             missing.append(f"hugepages='require': only {memory['huge_bytes']} of {arena} bytes are in huge pages")
         if required["mlock"] == "require" and locked < arena:
             why = os.strerror(memory["mlock_errno"] or memory["registration_errno"])
@@ -304,7 +308,8 @@ class ExpertStore(Server):
         )
 
     def __repr__(self) -> str:
-        return f"<ExpertStore {self.name!r}: {len(self)} experts, budget {format_bytes(self.budget_bytes)}>"
+        state = ", closed" if self._file_rows else ""
+        return f"<ExpertStore {self.name!r}: {len(self)} experts, budget {format_bytes(self.budget_bytes)}{state}>"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -371,7 +376,9 @@ class ExpertStore(Server):
 
     def _batch_error(self, failed: Mapping[tuple[int, int], Exception]) -> errors.BatchFailed:
         named = {ExpertKey(*key): error for key, error in failed.items()}
-        return errors.BatchFailed(f"{len(named)} of the batch's experts failed; the others stay resident", named)
+        key, first = next(iter(named.items()))
+        text = f"{len(named)} experts of the batch failed (see .failed); the first was {tuple(key)}: {first}"
+        return errors.BatchFailed(text, named)
 
     def _read_expert(self, layer: int, expert: int) -> Any:
         return self._source.read_expert(ExpertKey(layer, expert))

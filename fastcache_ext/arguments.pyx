@@ -49,6 +49,8 @@ cdef class Keys:
         cdef list items
         cdef dict seen = None
         if experts is None:
+            if not isinstance(layer, (tuple, list)) and not hasattr(layer, "__iter__"):
+                raise TypeError("say which experts: (layer, experts), store.experts(layer) for all of them, or ExpertKeys")
             pairs = [layer] if type(layer) is not list and isinstance(layer, tuple) and len(layer) == 2 \
                 and not isinstance(layer[0], tuple) else list(layer)
             items = [core.key(number, expert) for number, expert in pairs]

@@ -37,6 +37,7 @@ from fastcache_ext.worker cimport fc_worker, worker_join, worker_leave_ring, wor
 cdef extern from "Python.h":
     Py_ssize_t clipped "PyNumber_AsSsize_t" (object number, void *overflow) except? -1      # NULL: clip
 
+cdef int64_t GUESS_CHUNK = 1 << 20      # bytes of the one guess read that a demand may have to wait for
 cdef int64_t LEAK_NS = 5000000000       # what a dealloc or an exit grants reads that do not return
 _open_cores = weakref.WeakSet()
 
@@ -143,7 +144,7 @@ cdef class Core:
             arena, self.n_layers, self.layer_first, <const uint8_t *><const char *>cls_of, policy,
             <const fc_extent *><const char *>extents, len(extents) // sizeof(fc_extent), <const int32_t *><const char *>first,
             <const int64_t *><const char *>span, self.fileset.files if self.fileset is not None else NULL,
-            self.fileset.n_files if self.fileset is not None else 0, n_ops, chunk, chunk)
+            self.fileset.n_files if self.fileset is not None else 0, n_ops, chunk, min(chunk, GUESS_CHUNK))
         if self.c == NULL:
             raise MemoryError
         return 0

@@ -83,7 +83,8 @@ ctypedef struct fc_load:        # one expert on its way into one destination
 ctypedef struct fc_queue:
     fc_load *head[2]        # [class] loads with chunks left to cut, oldest first
     fc_load *tail[2]
-    int64_t chunk           # bytes: largest read
+    int64_t chunk           # bytes: largest read for a demand
+    int64_t guess_chunk     # bytes: largest read for a guess: a demand waits for one of these at most
     int64_t guess_bytes     # bytes of guess reads in the hands of the engine
     int64_t guess_limit     # bytes of guess reads that may be
     uint64_t next_id
@@ -97,7 +98,7 @@ ctypedef struct fc_port:        # what an engine sees of the monitor; both funct
     # Report `res` of the read `op`: bytes read, or -errno. Returns FC_FINISHED or FC_AGAIN. Never call it while holding a lock.
     int (*settle)(void *ctx, fc_op *op, int64_t res) noexcept nogil
 
-cdef void queue_init(fc_queue *q, int64_t chunk, int64_t guess_limit) noexcept nogil
+cdef void queue_init(fc_queue *q, int64_t chunk, int64_t guess_chunk, int64_t guess_limit) noexcept nogil
 cdef void queue_push(fc_queue *q, fc_load *load) noexcept nogil
 cdef void queue_unlink(fc_queue *q, fc_load *load) noexcept nogil
 cdef bint queue_promote(fc_queue *q, fc_load *load) noexcept nogil

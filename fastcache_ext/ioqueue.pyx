@@ -13,9 +13,10 @@ cdef enum:
     MAX_SHORT_STALLS = 8
 
 
-cdef void queue_init(fc_queue *q, int64_t chunk, int64_t guess_limit) noexcept nogil:
+cdef void queue_init(fc_queue *q, int64_t chunk, int64_t guess_chunk, int64_t guess_limit) noexcept nogil:
     q.head[0] = q.head[1] = q.tail[0] = q.tail[1] = NULL
     q.chunk = chunk
+    q.guess_chunk = guess_chunk
     q.guess_bytes = 0
     q.guess_limit = guess_limit
     q.next_id = 1
@@ -72,14 +73,14 @@ cdef bint queue_next(fc_queue *q, fc_file *files, fc_op *op) noexcept nogil:
     cdef const fc_extent *x
     cdef fc_file *file
     cdef int64_t window, start, end
-    if load == NULL or (k == FC_GUESS and q.guess_bytes > 0 and q.guess_bytes + q.chunk > q.guess_limit):
+    if load == NULL or (k == FC_GUESS and q.guess_bytes > 0 and q.guess_bytes + q.guess_chunk > q.guess_limit):
         return False
     x = &load.extents[load.extent]
     file = &files[x.file]
     # The window is the aligned superset; bytes of it that lie before the payload or after it are padding.
     start = x.offset - x.offset % file.align
     window = (x.offset + x.nbytes + file.align - 1) // file.align * file.align - start
-    end = min(load.cut + q.chunk, window)
+    end = min(load.cut + (q.chunk if k == FC_DEMAND else q.guess_chunk), window)
     op.load = load
     op.file = file
     op.lo = max(x.offset, start + load.cut)

@@ -97,7 +97,7 @@ cdef inline void node_set(fc_node *node, int status) noexcept nogil:
 # Copies the columns: keys of layer l are [layer_first[l], layer_first[l + 1]); NULL without memory.
 cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_first, const uint8_t *cls_of, int policy,
                        const fc_extent *extents, int64_t n_extents, const int32_t *ext_first, const int64_t *span,
-                       fc_file *files, int32_t n_files, int n_ops, int64_t chunk, int64_t guess_limit) noexcept nogil
+                       fc_file *files, int32_t n_files, int n_ops, int64_t chunk, int64_t guess_chunk) noexcept nogil
 cdef void core_free(fc_core *c) noexcept nogil
 
 # Turn the lease of a HELD node into the pin of its slot (idempotent). False: that would leave no slot unpinned.

@@ -23,7 +23,7 @@ cdef void *copied(const void *source, int64_t nbytes) noexcept nogil:
 
 cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_first, const uint8_t *cls_of, int policy,
                        const fc_extent *extents, int64_t n_extents, const int32_t *ext_first, const int64_t *span,
-                       fc_file *files, int32_t n_files, int n_ops, int64_t chunk, int64_t guess_limit) noexcept nogil:
+                       fc_file *files, int32_t n_files, int n_ops, int64_t chunk, int64_t guess_chunk) noexcept nogil:
     cdef fc_core *c = <fc_core *>calloc(1, sizeof(fc_core))
     cdef int32_t i, n_keys = layer_first[n_layers]
     if c == NULL:
@@ -38,7 +38,7 @@ cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_f
     fc_cond_init(&c.chores)
     c.arena = arena
     arena_ref(arena)
-    queue_init(&c.queue, chunk, guess_limit)
+    queue_init(&c.queue, chunk, guess_chunk, guess_chunk)      # one guess read at the device, while demands may come
     c.extents = <fc_extent *>copied(extents, n_extents * <int64_t>sizeof(fc_extent))
     c.ext_first = <int32_t *>copied(ext_first, (n_keys + 1) * <int64_t>sizeof(int32_t))
     c.span = <int64_t *>copied(span, n_keys * <int64_t>sizeof(int64_t))

@@ -32,6 +32,7 @@ cdef class Catalog:
     cdef list refused           # per record: {label: why}
     cdef object key_type        # ExpertKey
     cdef object released_error  # type of the error for a released lease
+    cdef object forked_error    # and for one that is used in a forked child, where its memory is not mapped
     cdef readonly int64_t copies    # exports that had to copy, because the tensors do not lie side by side
 
 cdef class ExpertLease:

@@ -12,6 +12,7 @@ class Catalog:
         offsets: Any,
         key_type: type,
         released_error: type[Exception],
+        forked_error: type[Exception] = ...,
     ) -> Self: ...
 
 class ExpertLease:

@@ -18,6 +18,7 @@ import sys
 cimport numpy as cnp
 import numpy as np
 
+from fastcache_ext.arena cimport fork_generation
 from fastcache_ext.hold cimport Hold
 
 cnp.import_array()
@@ -52,11 +53,11 @@ cdef class Catalog:
     record_of : uint16 array [n_keys]
     offsets : int64 array [n_keys, n_tensors]
         Bytes from the slot's first byte.
-    key_type, released_error : types
-        What `lease.key` is made of, and what a released lease raises.
+    key_type, released_error, forked_error : types
+        What `lease.key` is made of, what a released lease raises, and what one raises in a forked child.
     """
 
-    def __cinit__(self, records, record_of, offsets, key_type, released_error):
+    def __cinit__(self, records, record_of, offsets, key_type, released_error, forked_error=RuntimeError):
         cdef int32_t r, t, i = 0, d
         cdef int64_t n
         cdef const int64_t[:, ::1] where = np.ascontiguousarray(offsets, np.int64)
@@ -80,7 +81,7 @@ cdef class Catalog:
         if which.shape[0] > 0:
             memcpy(self.record_of, &which[0], <size_t>which.shape[0] * sizeof(uint16_t))
         self.index, self.refused = [], []
-        self.key_type, self.released_error = key_type, released_error
+        self.key_type, self.released_error, self.forked_error = key_type, released_error, forked_error
         for r in range(self.n_records):
             labels, refused, sizes = records[r]
             self.tensor_count[r] = len(sizes)
@@ -163,6 +164,10 @@ cdef class ExpertLease:
         if self.released:
             raise self.catalog.released_error(
                 f"the lease of layer {self.layer} expert {self.expert} was released; acquire the expert again")
+        if self._hold.arena.fork_gen != fork_generation():
+            raise self.catalog.forked_error(
+                f"the lease of layer {self.layer} expert {self.expert} belongs to the process before the fork, and its memory "
+                "is not mapped in this one: reopen() the store and acquire the expert again")
         return 0
 
     cdef dict labels(self):
@@ -173,8 +178,7 @@ cdef class ExpertLease:
         cdef int32_t r = c.record_of[self.dense_key], i
         cdef PyObject *found
         cdef dict labels
-        if self.released:
-            self.live()
+        self.live()
         for i in range(c.first[r], c.first[r + 1]):     # a literal in the caller's code is the interned string itself
             if c.labels[i].name == <PyObject *>label:
                 return self.array(i)

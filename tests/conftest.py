@@ -59,7 +59,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def disk() -> Iterator[Path]:
-    """A directory on a real file system: tmpfs takes unaligned direct reads and hides mistakes. FASTCACHE_TEST_DIR wins."""
+    """A directory on a real file system (tmpfs takes unaligned direct reads), or where FASTCACHE_TEST_DIR says."""
     bases = ["/var/tmp", str(ROOT)]
     base = os.environ.get("FASTCACHE_TEST_DIR") or next(
         (base for base in bases if os.access(base, os.W_OK) and _file_system(base) != "tmpfs"), None

@@ -68,7 +68,7 @@ EXT = {
     "report": "arena counters monitor table uring core",
     "batch": "threads arena ioqueue monitor requests core hold cpython",
     "arguments": "core",
-    "views": "hold cpython numpy std",
+    "views": "arena hold cpython numpy std",
     "lender": "arguments hold report views",
     "handles": "arena ioqueue monitor requests arguments batch lender views",
     "serve": "monitor requests hold batch arguments lender handles views",

@@ -30,7 +30,10 @@ _MAGIC = (
     (b"version https://git-lfs", "it is a Git-LFS pointer, not the file itself: run `git lfs pull`"),
     (b"\x1f\x8b", "it is gzip-compressed: unpack it"),
     (b"PK\x03\x04", "it is a zip archive (PyTorch's .bin and .pt are): convert it to safetensors"),
-    (b"\x80", "it looks like a Python pickle: convert it to safetensors"),
+    (b"\x80\x02}", "it looks like a Python pickle: convert it to safetensors"),
+    (b"\x80\x02c", "it looks like a Python pickle: convert it to safetensors"),
+    (b"\x80\x04\x95", "it looks like a Python pickle: convert it to safetensors"),
+    (b"\x80\x05\x95", "it looks like a Python pickle: convert it to safetensors"),
     (b"<", "it looks like a web page saved in place of the file: download it again"),
     (b"{", "it starts like JSON without the 8-byte length (an error message saved as a file?): download it again"),
 )
