@@ -77,6 +77,9 @@ def test_a_child_gets_forked_store_from_every_call_and_frees_nothing(experts, en
             lambda: handle.wait(),
             lambda: handle.result(),
             lambda: handle.cancel(),
+            lambda: lease["data"],
+            lambda: lease.copy(),
+            lambda: memoryview(lease),
         ]
 
         def child():
