@@ -6,7 +6,7 @@ May import hold and numpy.
 """
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
-from cpython.dict cimport PyDict_GetItem
+from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
@@ -183,7 +183,7 @@ cdef class ExpertLease:
             if c.labels[i].name == <PyObject *>label:
                 return self.array(i)
         labels = self.labels()
-        found = PyDict_GetItem(labels, label)
+        found = PyDict_GetItemWithError(labels, label)
         if found == NULL:
             why = c.refused[r].get(label)
             raise KeyError(why if why is not None else
