@@ -43,6 +43,12 @@ class Inventory:
     layout: Layout | None = None
     not_indexed: Sequence[str] = field(default_factory=tuple)
 
+    def payload(self) -> Array:
+        """Return the bytes of each expert, without padding: int64 [K]."""
+        if self.by_hand:
+            return self.nbytes[:, 0].copy()
+        return np.asarray(np.where(self.file >= 0, self.nbytes, 0).sum(axis=1))
+
 
 def inventory_of(path_or_source: object) -> Inventory:
     """Return the inventory of a checkpoint path or an ExpertSource.

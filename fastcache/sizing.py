@@ -53,7 +53,7 @@ def size_store(inventory: Inventory, span: np.ndarray[Any, Any], align: int, set
     BudgetTooSmall, TypeError
         The budget cannot be parsed.
     """
-    cls, slot_bytes = size_classes(span, align)
+    cls, slot_bytes = size_classes(_alike(span, inventory.payload()), align)
     counts = [int((cls == c).sum()) for c in range(len(slot_bytes))]
     free = available_bytes()
     experts = _total(slot_bytes, counts)
@@ -79,6 +79,14 @@ def size_store(inventory: Inventory, span: np.ndarray[Any, Any], align: int, set
             *(name, format_bytes(budget), what, format_bytes(need or 0), need),
         )
     return Sizing(cls, slot_bytes, slots, budget, arena, experts, cycle, overflow)
+
+
+def _alike(span: np.ndarray[Any, Any], payload: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Give experts of the same size the same span, the largest: where they lie in their files makes no size class."""
+    _, kind = np.unique(np.where(span < 0, -1, payload), return_inverse=True)
+    most = np.full(int(kind.max(initial=-1)) + 1, -1, np.int64)
+    np.maximum.at(most, kind, span)
+    return most[kind]
 
 
 def _total(sizes: list[int], counts: list[int]) -> int:

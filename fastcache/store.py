@@ -140,11 +140,7 @@ class ExpertStore(Server):
                 records, inventory.record_of, placement.tensors, ExpertKey, errors.LeaseReleased, errors.ForkedStore
             )
         )
-        self._payload = (
-            np.where(inventory.file >= 0, inventory.nbytes, 0).sum(axis=1)
-            if not inventory.by_hand
-            else inventory.nbytes[:, 0]
-        )
+        self._payload = inventory.payload()
         engine = settings.engine
         if inventory.by_hand or inventory.memory is not None:
             if engine == "uring":
