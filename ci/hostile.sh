@@ -19,6 +19,6 @@ run() { printf '\n-- %s\n' "$1" && shift && "$@" -p no:cacheprovider -q "${tests
 run "a seccomp filter that refuses io_uring" "$python" tests/refuse_io_uring.py -m pytest
 run "no memory may be locked" setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock prlimit --memlock=0:0 "$python" -m pytest
 mkdir -p "$scratch/mount" && FASTCACHE_TEST_DIR=/dev/shm run "tmpfs" "$python" -m pytest
-truncate -s 1G "$scratch/disk" && loop=$(losetup --find --show --sector-size 4096 --direct-io=on "$scratch/disk")
+truncate -s 3G "$scratch/disk" && loop=$(losetup --find --show --sector-size 4096 --direct-io=on "$scratch/disk")
 mkfs.ext4 -q "$loop" && mount "$loop" "$scratch/mount"
 FASTCACHE_TEST_DIR=$scratch/mount run "sectors of 4,096 bytes" "$python" -m pytest

@@ -33,7 +33,8 @@ COUNTS = {"all": 16, "k": TOP_K, "k-1": TOP_K - 1, "one expert": 1, "none": 0}
 
 @pytest.fixture(scope="module")
 def experts(disk):
-    return Experts(disk, layers_of(LAYERS, EXPERTS, NBYTES), top_k=TOP_K)
+    # Experts end where pages end, so that a slot is the same on sectors of 512 and of 4,096 bytes.
+    return Experts(disk, layers_of(LAYERS, EXPERTS, NBYTES), top_k=TOP_K, gap=SLOT - NBYTES)
 
 
 def slots(store):
