@@ -1,0 +1,5 @@
+"""`python -m fastcache`: the command line. Imports cli."""
+
+from fastcache.cli import main
+
+main()
