@@ -1,30 +1,16 @@
 """The NumPy MoE block on small made-up checkpoints: shapes, dtypes, stores that misbehave, refusals."""
 
 import dataclasses
-import random
 import weakref
 
 import ml_dtypes
 import numpy as np
 import pytest
+from shuffled import Shuffled
 
 from fastcache.errors import CheckpointTruncated, FastcacheError, MissingTensor, UnknownExpert, UnsupportedCheckpoint
 from fastcache.layout.record import LayerExperts, Layout, Record, StoredTensor, TensorInfo, View
 from fastcache.moe import ResidentExperts, load_block
-
-
-class Shuffled:
-    """A store in memory whose experts arrive in a random order, and which notes what was asked of it."""
-
-    def __init__(self, layout, layer, seed=0):
-        self.resident, self.random, self.asked = ResidentExperts(layout, layer), random.Random(seed), []
-
-    def as_ready(self, layer, experts):
-        self.asked.append((layer, list(experts)))
-        order = list(experts)
-        self.random.shuffle(order)
-        return self.resident.as_ready(layer, order)
-
 
 # --- synthetic checkpoints: one flat file per layout
 

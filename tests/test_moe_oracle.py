@@ -1,11 +1,11 @@
 """The NumPy MoE block equals what transformers recorded, from any store, in any order of arrival."""
 
 import functools
-import random
 from pathlib import Path
 
 import numpy as np
 import pytest
+from shuffled import Shuffled
 
 from fastcache.errors import UnknownExpert, UnsupportedCheckpoint
 from fastcache.layout.build import build_layout
@@ -43,19 +43,6 @@ def recorded(path):
 
 def moe_layers(path):
     return sorted({int(name[1:].split(".")[0]) for name in recorded(path)})
-
-
-class Shuffled:
-    """A store in memory whose experts arrive in a random order, and which notes what was asked of it."""
-
-    def __init__(self, layout, layer, seed=0):
-        self.resident, self.random, self.asked = ResidentExperts(layout, layer), random.Random(seed), []
-
-    def as_ready(self, layer, experts):
-        self.asked.append((layer, list(experts)))
-        order = list(experts)
-        self.random.shuffle(order)
-        return self.resident.as_ready(layer, order)
 
 
 @pytest.mark.parametrize("stored", ["f32", "bf16"])
