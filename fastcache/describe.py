@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fastcache.settings import Settings
-from fastcache.units import format_bytes
+from fastcache.units import HUGE, format_bytes, whole_huge
 
-HUGE = 2 << 20
 PENDING = "the arena is still being prepared in the background; open(progress=...) waits for it"
 HUGE_ENOUGH = 0.9  # share of the arena in huge pages that counts as all, and that "require" accepts
 
@@ -132,15 +131,10 @@ def _errno(number: int, hint: str) -> str:
     return f"{os.strerror(number)}; {hint}" if number else ""
 
 
-def whole_huge(arena: int) -> int:
-    """Return how many bytes of an arena can be in huge pages: its tail is less than one."""
-    return arena // HUGE * HUGE
-
-
 def _why_small(requested: str, arena: int, huge: int, memory: Mapping[str, Any]) -> str:
     if requested == "off" or not arena or huge >= HUGE_ENOUGH * whole_huge(arena) > 0:
         return ""
-    if arena < 2 << 20:
+    if arena < HUGE:
         return "the arena is smaller than one huge page"
     if memory.get("huge_errno"):
         return _errno(memory["huge_errno"], "the kernel refused")

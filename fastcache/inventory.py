@@ -15,7 +15,7 @@ import numpy as np
 
 from fastcache.errors import CheckpointError
 from fastcache.layout.build import build_layout
-from fastcache.layout.record import Layout, Record, StoredTensor, View
+from fastcache.layout.record import Layout, Record, bytes_record
 from fastcache.sources.base import ExpertSource, ExtentSource, ReadSource, as_key
 from fastcache.sources.memory import MemorySource
 
@@ -181,19 +181,10 @@ def _of_source(source: ExtentSource | ReadSource) -> Inventory:
         offset=offset,
         nbytes=nbytes,
         align=np.ones((total, width), np.int64),
-        records=[_plain_record(sizes) for sizes in records],
+        records=[bytes_record(*sizes) for sizes in records],
         record_of=record_of,
         paths=paths,
         memory=memory,
         by_hand=not paths and memory is None,
         top_k=getattr(source, "top_k", None),
-    )
-
-
-def _plain_record(sizes: tuple[int, ...]) -> Record:
-    labels = ["data"] if len(sizes) == 1 else [f"data.{i}" for i in range(len(sizes))]
-    u8 = np.dtype(np.uint8)
-    return Record(
-        tensors=tuple(StoredTensor(label, "U8", (n,), n, 1) for label, n in zip(labels, sizes, strict=True)),
-        views=tuple(View(label, i, 0, u8, (n,), (1,)) for i, (label, n) in enumerate(zip(labels, sizes, strict=True))),
     )

@@ -16,10 +16,9 @@ from fastcache.inventory import Inventory
 from fastcache.memory import available_bytes
 from fastcache.placement import share_slots, size_classes
 from fastcache.settings import Settings
-from fastcache.units import format_bytes
+from fastcache.units import format_bytes, whole_huge
 
 log = logging.getLogger("fastcache")
-HUGE = 2 << 20
 RESERVE = 0.15  # share of free memory that pass-through leaves alone by default
 LEAST_OVERFLOW_SLOTS = 16  # pass-through may always hold this many of the largest experts
 
@@ -61,7 +60,7 @@ def size_store(inventory: Inventory, span: np.ndarray[Any, Any], align: int, set
     budget, how = parse_budget(
         settings.budget, Facts(experts, cycle, inventory.trunk_bytes, free), settings.budget_name
     )
-    whole = budget // HUGE * HUGE if settings.hugepages == "hugetlb" else budget  # such a mapping comes in whole pages
+    whole = whole_huge(budget) if settings.hugepages == "hugetlb" else budget  # such a mapping comes in whole pages
     slots = share_slots(whole, slot_bytes, counts)
     arena = _total(slot_bytes, slots)
     largest = max(slot_bytes, default=0)

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from fastcache import errors, failures
-from fastcache.describe import HUGE_ENOUGH, Description, describe_store, whole_huge
+from fastcache.describe import HUGE_ENOUGH, Description, describe_store
 from fastcache.inventory import Inventory, inventory_of
 from fastcache.keys import ExpertKey
 from fastcache.placement import EXTENT, Placement, place
@@ -23,7 +23,7 @@ from fastcache.pyworker import PythonWorker
 from fastcache.settings import Settings
 from fastcache.sizing import size_store
 from fastcache.stats import Stats
-from fastcache.units import format_bytes
+from fastcache.units import format_bytes, whole_huge
 from fastcache_ext import liburing
 from fastcache_ext.arguments import Leases
 from fastcache_ext.files import FileSet
@@ -77,8 +77,9 @@ class ExpertStore(Server):
         self.family, self.top_k = inventory.family, inventory.top_k
         direct = cast(Literal["auto", "require", "off"], settings.direct)
         self._files = FileSet(inventory.paths, direct=direct, memory=inventory.memory)
-        file_align = [row["align"] for row in self._files.describe()]
-        self._check_ends(inventory)
+        rows = self._files.describe()
+        file_align = [row["align"] for row in rows]
+        self._check_ends(inventory, [row["size"] for row in rows])
         placement = self._place(inventory, file_align)
         largest = max([512, *file_align])
         slot_align = max(PAGE, largest)
@@ -94,11 +95,11 @@ class ExpertStore(Server):
 
     # ---- opening
 
-    def _check_ends(self, inventory: Inventory) -> None:
+    def _check_ends(self, inventory: Inventory, file_sizes: Sequence[int]) -> None:
         """No expert may end after its file: the file may have been cut since its header was read."""
         if inventory.by_hand:
             return
-        sizes = np.asarray([*(row["size"] for row in self._files.describe()), 0], np.int64)
+        sizes = np.asarray([*file_sizes, 0], np.int64)
         over = (inventory.offset + inventory.nbytes > sizes[inventory.file]) & (inventory.nbytes > 0)
         if over.any():
             key, tensor = np.argwhere(over)[0]
@@ -112,13 +113,8 @@ class ExpertStore(Server):
         if inventory.by_hand:
             count = len(inventory.exists)
             extents = np.zeros(count, EXTENT)
-            extents["nbytes"] = inventory.nbytes[:, 0]
-            placement = Placement(
-                np.arange(count + 1, dtype=np.int32),
-                extents,
-                inventory.nbytes[:, 0].copy(),
-                np.zeros((count, 1), np.int64),
-            )
+            extents["nbytes"] = span = inventory.payload()
+            placement = Placement(np.arange(count + 1, dtype=np.int32), extents, span, np.zeros((count, 1), np.int64))
         else:
             placement = place(inventory.file, inventory.offset, inventory.nbytes, inventory.align, file_align)
         placement.span[~inventory.exists] = -1
@@ -186,10 +182,10 @@ class ExpertStore(Server):
             return
         pause = threading.Event()
         while True:
-            populated, settled, _ = self._progress()
+            populated, settled, refused = self._progress()
             if progress is not None:
                 progress(populated, self._sizing.arena)
-            if settled or self._progress()[2]:
+            if settled or refused:
                 break
             pause.wait(0.02)
         if not wait:

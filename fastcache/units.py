@@ -6,6 +6,7 @@ import math
 import operator
 import re
 
+HUGE = 2 << 20  # bytes of a huge page
 _UNITS = {"": 1, "b": 1}
 for _i, _letter in enumerate("kmgt", start=1):
     _UNITS[_letter] = _UNITS[_letter + "ib"] = 1024**_i
@@ -59,3 +60,8 @@ def format_bytes(size: int) -> str:
             return f"{int(value)} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def whole_huge(nbytes: int) -> int:
+    """Return how many of `nbytes` whole huge pages can hold; what is left is less than one."""
+    return nbytes // HUGE * HUGE

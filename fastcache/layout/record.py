@@ -49,10 +49,14 @@ class Record:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-def bytes_record(nbytes: int) -> Record:
-    """Return the record of an expert of which only its size is known: one uint8 view labelled "data"."""
-    view = View("data", 0, 0, np.dtype(np.uint8), (nbytes,), (1,))
-    return Record((StoredTensor("data", "U8", (nbytes,), nbytes, 1),), (view,))
+def bytes_record(*sizes: int) -> Record:
+    """Return the record of an expert that is plain bytes: "data", or "data.0", "data.1", ... where it lies in parts."""
+    labels = ["data"] if len(sizes) == 1 else [f"data.{i}" for i in range(len(sizes))]
+    u8 = np.dtype(np.uint8)
+    return Record(
+        tensors=tuple(StoredTensor(label, "U8", (n,), n, 1) for label, n in zip(labels, sizes, strict=True)),
+        views=tuple(View(label, i, 0, u8, (n,), (1,)) for i, (label, n) in enumerate(zip(labels, sizes, strict=True))),
+    )
 
 
 @dataclass(frozen=True, slots=True)
