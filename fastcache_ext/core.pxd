@@ -29,6 +29,7 @@ cdef class Core:
     cdef readonly str engine_reason     # why it is not the one that was preferred
 
     cdef int32_t key(self, object layer, object expert) except -1
+    cdef int same_process(self) except -1
     cdef int check(self) except -1
     cdef bint forked(self) noexcept
     cdef object failure(self, const fc_node *node)

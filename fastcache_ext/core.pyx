@@ -253,8 +253,7 @@ cdef class Core:
 
     cdef int check(self) except -1:
         """Not a forked child's, not closed: or the exception. Costs two compares."""
-        if self.forked():
-            raise self._error(-1, None, None, None, 0, 0, 0)
+        self.same_process()
         if self.c == NULL or self.c.closing:
             raise self._error(FC_ECLOSED, None, None, None, 0, 0, 0)
         return 0
@@ -275,10 +274,14 @@ cdef class Core:
             raise self._error(-2, l, e, None, 0, 0, 0)
         return self.layer_first[i] + <int32_t>e
 
-    def _same_process(self):
+    cdef int same_process(self) except -1:
         """Nothing, or in a forked child the exception."""
         if self.forked():
             raise self._error(-1, None, None, None, 0, 0, 0)
+        return 0
+
+    def _same_process(self):
+        self.same_process()
 
     def _key(self, layer, expert):
         return self.key(layer, expert)

@@ -17,5 +17,3 @@ cdef class Ready:
 cdef class Prefetch:
     cdef readonly Lender server
     cdef Batch batch
-
-    cdef int same_process(self) except -1

@@ -4,7 +4,6 @@ May import lender, batch and what is below.
 """
 from libc.stdint cimport int32_t
 
-from fastcache_ext.arena cimport fork_generation
 from fastcache_ext.arguments cimport seconds
 from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.batch cimport Batch
@@ -14,7 +13,6 @@ from fastcache_ext.requests cimport core_retry
 from fastcache_ext.views cimport ExpertLease
 
 cdef enum:
-    FC_EFORK = -1
     FC_ETIMEOUT = -3
     WINDOW = 4              # pass-through reads that as_ready keeps in flight
 
@@ -63,8 +61,7 @@ cdef class Ready:
         cdef Batch batch = self.batch           # close() may come while this call waits
         if batch is None:
             raise StopIteration
-        if self.server.c.fork_gen != fork_generation():
-            raise self.server._error(FC_EFORK, None, None, None, 0, 0, 0)
+        self.server.same_process()
         if self.running:
             raise ValueError("as_ready is already executing, in another thread or in a source's read_expert")
         self.running = True
@@ -121,17 +118,17 @@ cdef class Prefetch:
 
     def done(self):
         """Whether every read has landed, failed or been cancelled."""
-        self.same_process()
+        self.server.same_process()
         return fc_load32(&self.batch.w.pending) == 0
 
     def cancel(self):
         """Stop what has not been read and nobody waits for. True if anything was stopped."""
-        self.same_process()
+        self.server.same_process()
         return core_cancel(self.server.c, &self.batch.w) > 0
 
     def wait(self, timeout=None):
         """Wait at most `timeout` seconds (None: no limit). True when done."""
-        self.same_process()
+        self.server.same_process()
         return bool(self.batch.wait(seconds(timeout, -1.0)))
 
     def result(self, timeout=None):
@@ -173,8 +170,3 @@ cdef class Prefetch:
             callback(self)
         else:
             self.server._call_when_done(self, callback)
-
-    cdef int same_process(self) except -1:
-        if self.server.c.fork_gen != fork_generation():
-            raise self.server._error(FC_EFORK, None, None, None, 0, 0, 0)
-        return 0
