@@ -14,16 +14,16 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from fastcache import errors, failures
-from fastcache.describe import HUGE_ENOUGH, Description, describe_store
+from fastcache import assembly, errors, failures
+from fastcache.describe import Description, describe_store
 from fastcache.inventory import Inventory, inventory_of
 from fastcache.keys import ExpertKey
-from fastcache.placement import EXTENT, Placement, place
+from fastcache.placement import Placement
 from fastcache.pyworker import PythonWorker
 from fastcache.settings import Settings
 from fastcache.sizing import size_store
 from fastcache.stats import Stats
-from fastcache.units import format_bytes, whole_huge
+from fastcache.units import format_bytes
 from fastcache_ext import liburing
 from fastcache_ext.arguments import Leases
 from fastcache_ext.files import FileSet
@@ -79,8 +79,8 @@ class ExpertStore(Server):
         self._files = FileSet(inventory.paths, direct=direct, memory=inventory.memory)
         rows = self._files.describe()
         file_align = [row["align"] for row in rows]
-        self._check_ends(inventory, [row["size"] for row in rows])
-        placement = self._place(inventory, file_align)
+        assembly.check_ends(inventory, [row["size"] for row in rows])
+        placement = assembly.place_experts(inventory, file_align)
         largest = max([512, *file_align])
         slot_align = max(PAGE, largest)
         sizing = self._sizing = size_store(inventory, placement.span, slot_align, settings, self.name)
@@ -91,49 +91,21 @@ class ExpertStore(Server):
         # Columns that have served their turn.
         inventory.file = inventory.offset = inventory.nbytes = inventory.align = np.zeros((0, 1), np.int64)
         self._set_timeout(settings.timeout)
-        self._settle(progress)
+        assembly.settle(self, settings, sizing.arena, progress)
 
     # ---- opening
-
-    def _check_ends(self, inventory: Inventory, file_sizes: Sequence[int]) -> None:
-        """No expert may end after its file: the file may have been cut since its header was read."""
-        if inventory.by_hand:
-            return
-        sizes = np.asarray([*file_sizes, 0], np.int64)
-        over = (inventory.offset + inventory.nbytes > sizes[inventory.file]) & (inventory.nbytes > 0)
-        if over.any():
-            key, tensor = np.argwhere(over)[0]
-            number = int(inventory.file[key, tensor])
-            end = int(inventory.offset[key, tensor] + inventory.nbytes[key, tensor])
-            raise errors.CheckpointTruncated(
-                f"{inventory.paths[number]}: an expert ends at byte {end}, the file has {sizes[number]}"
-            )
-
-    def _place(self, inventory: Inventory, file_align: list[int]) -> Placement:
-        if inventory.by_hand:
-            count = len(inventory.exists)
-            extents = np.zeros(count, EXTENT)
-            extents["nbytes"] = span = inventory.payload()
-            placement = Placement(np.arange(count + 1, dtype=np.int32), extents, span, np.zeros((count, 1), np.int64))
-        else:
-            placement = place(inventory.file, inventory.offset, inventory.nbytes, inventory.align, file_align)
-        placement.span[~inventory.exists] = -1
-        return placement
 
     def _start_reading(
         self, inventory: Inventory, placement: Placement, settings: Settings, chunk: int, slot_align: int
     ) -> None:
-        records = [
-            (
-                [(v.label, v.tensor, v.offset, v.dtype, v.shape, v.strides) for v in record.views],
-                record.refused,
-                [tensor.nbytes for tensor in record.tensors],
-            )
-            for record in inventory.records
-        ]
         self._set_catalog(
             Catalog(
-                records, inventory.record_of, placement.tensors, ExpertKey, errors.LeaseReleased, errors.ForkedStore
+                assembly.tensor_records(inventory),
+                inventory.record_of,
+                placement.tensors,
+                ExpertKey,
+                errors.LeaseReleased,
+                errors.ForkedStore,
             )
         )
         self._payload = inventory.payload()
@@ -174,34 +146,6 @@ class ExpertStore(Server):
                 self.engine_reason,
                 settings.io_threads,
             )
-
-    def _settle(self, progress: Callable[[int, int], Any] | None) -> None:
-        required = {"hugepages": self._settings.hugepages, "mlock": self._settings.mlock}
-        wait = "require" in required.values()
-        if progress is None and not wait:
-            return
-        pause = threading.Event()
-        while True:
-            populated, settled, refused = self._progress()
-            if progress is not None:
-                progress(populated, self._sizing.arena)
-            if settled or refused:
-                break
-            pause.wait(0.02)
-        if not wait:
-            return
-        memory, missing = self._memory(), []
-        arena, locked = memory["arena_bytes"], memory["locked_bytes"] + memory["registered_bytes"]
-        if required["hugepages"] == "require" and memory["huge_bytes"] < HUGE_ENOUGH * whole_huge(arena):
-            missing.append(f"hugepages='require': only {memory['huge_bytes']} of {arena} bytes are in huge pages")
-        if required["mlock"] == "require" and locked < arena:
-            why = os.strerror(memory["mlock_errno"] or memory["registration_errno"])
-            missing.append(
-                f"mlock='require': {locked} of {arena} bytes are locked: {why}; raise RLIMIT_MEMLOCK (ulimit -l)"
-            )
-        if missing:
-            self.close()
-            raise errors.FeatureUnavailable("; ".join(missing))
 
     # ---- experts
 

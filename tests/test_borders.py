@@ -29,7 +29,8 @@ FASTCACHE = {
     "placement": "errors keys layout numpy",
     "inventory": "errors keys formats layout sources placement numpy",
     "sizing": "budget inventory memory placement settings units numpy",
-    "store": "errors keys units settings failures describe stats placement inventory sizing pyworker "
+    "assembly": "errors units settings describe inventory placement numpy",
+    "store": "assembly errors keys units settings failures describe stats placement inventory sizing pyworker "
     "formats layout sources numpy fastcache_ext",
     "opening": "settings store",
     "quant": "errors numpy ml_dtypes",

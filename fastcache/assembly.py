@@ -1,0 +1,107 @@
+"""Opening a store, step by step: files against headers, where bytes lie in a slot, memory against what is required.
+
+Imports errors, settings, describe, inventory, placement, units.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from fastcache import errors
+from fastcache.describe import HUGE_ENOUGH
+from fastcache.inventory import Inventory
+from fastcache.placement import EXTENT, Placement, place
+from fastcache.settings import Settings
+from fastcache.units import whole_huge
+
+
+def check_ends(inventory: Inventory, file_sizes: Sequence[int]) -> None:
+    """Refuse an expert that ends after its file: the file may have been cut since its header was read."""
+    if inventory.by_hand:
+        return
+    sizes = np.asarray([*file_sizes, 0], np.int64)
+    over = (inventory.offset + inventory.nbytes > sizes[inventory.file]) & (inventory.nbytes > 0)
+    if over.any():
+        key, tensor = np.argwhere(over)[0]
+        number = int(inventory.file[key, tensor])
+        end = int(inventory.offset[key, tensor] + inventory.nbytes[key, tensor])
+        raise errors.CheckpointTruncated(
+            f"{inventory.paths[number]}: an expert ends at byte {end}, the file has {sizes[number]}"
+        )
+
+
+def place_experts(inventory: Inventory, file_align: Sequence[int]) -> Placement:
+    """Return where every expert's bytes lie in their files and in a slot; `file_align` is bytes, per file."""
+    if inventory.by_hand:
+        count = len(inventory.exists)
+        extents = np.zeros(count, EXTENT)
+        extents["nbytes"] = span = inventory.payload()
+        placement = Placement(np.arange(count + 1, dtype=np.int32), extents, span, np.zeros((count, 1), np.int64))
+    else:
+        placement = place(inventory.file, inventory.offset, inventory.nbytes, inventory.align, list(file_align))
+    placement.span[~inventory.exists] = -1
+    return placement
+
+
+def tensor_records(inventory: Inventory) -> list[tuple[list[tuple[Any, ...]], Mapping[str, str], list[int]]]:
+    """Return what leases know of tensors, as the catalog takes it: (views, refused, bytes per tensor) a record."""
+    return [
+        (
+            [(v.label, v.tensor, v.offset, v.dtype, v.shape, v.strides) for v in record.views],
+            record.refused,
+            [tensor.nbytes for tensor in record.tensors],
+        )
+        for record in inventory.records
+    ]
+
+
+class Settling(Protocol):
+    """What settle() asks of a store."""
+
+    def _progress(self) -> tuple[int, bool, int]: ...
+    def _memory(self) -> Mapping[str, Any]: ...
+    def close(self) -> None:
+        """Stop."""
+
+
+def settle(store: Settling, settings: Settings, arena: int, progress: Callable[[int, int], Any] | None) -> None:
+    """Wait for the arena's memory if somebody watches or requires something of it; close the store if that is missing.
+
+    Raises
+    ------
+    FeatureUnavailable
+        hugepages="require" or mlock="require" could not be had.
+    """
+    wait = "require" in (settings.hugepages, settings.mlock)
+    if progress is None and not wait:
+        return
+    pause = threading.Event()
+    while True:
+        populated, settled, refused = store._progress()
+        if progress is not None:
+            progress(populated, arena)
+        if settled or refused:
+            break
+        pause.wait(0.02)
+    missing = _missing(settings, store._memory()) if wait else []
+    if missing:
+        store.close()
+        raise errors.FeatureUnavailable("; ".join(missing))
+
+
+def _missing(settings: Settings, memory: Mapping[str, Any]) -> list[str]:
+    missing = []
+    arena, locked = memory["arena_bytes"], memory["locked_bytes"] + memory["registered_bytes"]
+    if settings.hugepages == "require" and memory["huge_bytes"] < HUGE_ENOUGH * whole_huge(arena):
+        missing.append(f"hugepages='require': only {memory['huge_bytes']} of {arena} bytes are in huge pages")
+    if settings.mlock == "require" and locked < arena:
+        why = os.strerror(memory["mlock_errno"] or memory["registration_errno"])
+        missing.append(
+            f"mlock='require': {locked} of {arena} bytes are locked: {why}; raise RLIMIT_MEMLOCK (ulimit -l)"
+        )
+    return missing
