@@ -108,6 +108,22 @@ class InvalidRange(CheckpointError, ValueError):
     """A byte range that was given for an expert cannot be one."""
 
 
+class TraceError(FastcacheError, ValueError):
+    """A routing trace is not what its format allows. The message names the file, the record and what was wrong.
+
+    Attributes
+    ----------
+    filename : str
+    record : int or None
+        Number of the record, from 0, or of the line, from 1, in formats of lines; None: not one record's fault.
+    """
+
+    def __init__(self, message: str, *, filename: object = "", record: int | None = None, unit: str = "record") -> None:
+        where = f"{filename}, {unit} {record}" if record is not None else str(filename)
+        super().__init__(f"{where}: {message}")
+        self.filename, self.record = str(filename), record
+
+
 class BudgetTooSmall(FastcacheError, ValueError):
     """Pins would leave less than one slot."""
 

@@ -33,6 +33,7 @@ FASTCACHE = {
     "store": "assembly errors keys units settings failures describe stats placement inventory sizing pyworker "
     "formats layout sources numpy fastcache_ext",
     "opening": "settings store",
+    "traces": "errors keys units budget layout numpy fastcache_ext",  # of the compiled half: policy names and simulate
     "quant": "errors numpy ml_dtypes",
     "linear": "errors quant numpy",
     "moe": "errors keys units formats layout quant linear store numpy ml_dtypes",
