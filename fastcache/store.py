@@ -24,6 +24,7 @@ from fastcache.settings import Settings
 from fastcache.sizing import size_store
 from fastcache.stats import Stats
 from fastcache.units import format_bytes
+from fastcache.waves import Waves
 from fastcache_ext import liburing
 from fastcache_ext.arguments import Leases
 from fastcache_ext.files import FileSet
@@ -209,6 +210,18 @@ class ExpertStore(Server):
         if self._inventory.by_hand and not handle.done():
             self._worker().put(handle._fill)
         return handle
+
+    def waves(self, layer: int, experts: Iterable[int]) -> Waves:
+        """Part the experts of a layer into lists that fit the budget beside what is leased, hits first, each once.
+
+        Each list is sized when it is asked for, from what is leased then: acquire its experts, and let go of them
+        before the next. It has at least one expert, even when no slot is free. Other threads may take the room.
+
+        Raises
+        ------
+        UnknownExpert
+        """
+        return Waves(self, layer, experts)
 
     # ---- what it says of itself
 

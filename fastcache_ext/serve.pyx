@@ -3,16 +3,20 @@
 Owns Server, a Lender. The GIL is let go once per wait, never on a hit. May import lender, handles and what is below.
 """
 from libc.stdint cimport int32_t
+from libc.stdlib cimport free, malloc
 
 from fastcache_ext.arguments import Leases
 
+from fastcache_ext.arena cimport fc_arena
 from fastcache_ext.arguments cimport Keys, read_plain, seconds
+from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.batch cimport Batch
 from fastcache_ext.handles cimport Prefetch, Ready
 from fastcache_ext.hold cimport Hold
 from fastcache_ext.lender cimport Lender
 from fastcache_ext.monitor cimport *
 from fastcache_ext.requests cimport core_hit, core_hit_many
+from fastcache_ext.table cimport FC_RESIDENT
 from fastcache_ext.views cimport ExpertLease
 
 cdef enum:
@@ -149,6 +153,59 @@ cdef class Server(Lender):
         ready.waiting = [i for i in range(k.n) if node_is(&ready.batch.nodes[i], FC_NODE_NO_ROOM)]
         ready.failed = {}
         return ready
+
+    def _fit(self, layer, experts):
+        """Part a layer's distinct experts into what one batch would find slots for now, and the rest.
+
+        Resident experts come first, then those whose reads are under way, then others while slots of their class stand
+        without a lease. Counts nothing, and is a look only: another thread may take the room. Walks the slots.
+        """
+        cdef Keys k = Keys.__new__(Keys)
+        cdef fc_arena *a
+        cdef int room[256]
+        cdef int32_t s
+        cdef int32_t *slot
+        cdef int i, c
+        cdef list fits = [], rest = []
+        self.check()
+        k.read(self, layer, experts)
+        slot = <int32_t *>malloc((k.n + 1) * sizeof(int32_t))
+        if slot == NULL:
+            raise MemoryError
+        try:
+            self.check()                # reading the keys ran the caller's code
+            a = self.c.arena
+            for c in range(256):
+                room[c] = -1            # not counted yet
+            for i in range(k.n):        # before the mutex: leases are atomic, and slots may be many
+                c = self.c.table.cls_of[k.keys[i]]
+                if room[c] < 0:
+                    room[c] = 0
+                    if c < a.n_classes:
+                        for s in range(a.class_first[c], a.class_first[c + 1]):
+                            room[c] += fc_load32(&a.leases[s]) == 0
+            core_lock(self.c)
+            for i in range(k.n):
+                s = slot[i] = self.c.table.slot_of[k.keys[i]]
+                if s >= 0 and fc_load32(&a.leases[s]) == 0:
+                    room[self.c.table.cls_of[k.keys[i]]] -= 1       # a member of the batch makes no room for another
+                if s >= 0 and self.c.table.slots[s].state != FC_RESIDENT:
+                    slot[i] = -2
+            core_unlock(self.c)
+            for i in range(k.n):
+                if slot[i] >= 0:
+                    fits.append(self._where(k.keys[i])[1])
+            for i in range(k.n):
+                if slot[i] == -2:
+                    fits.append(self._where(k.keys[i])[1])
+            for i in range(k.n):
+                if slot[i] == -1:
+                    c = self.c.table.cls_of[k.keys[i]]
+                    room[c] -= 1
+                    (fits if room[c] >= 0 else rest).append(self._where(k.keys[i])[1])
+            return fits, rest
+        finally:
+            free(slot)
 
     def _prefetch(self, layer, experts):
         cdef Keys k = Keys.__new__(Keys)

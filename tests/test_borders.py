@@ -30,7 +30,8 @@ FASTCACHE = {
     "inventory": "errors keys formats layout sources placement numpy",
     "sizing": "budget inventory memory placement settings units numpy",
     "assembly": "errors units settings describe inventory placement numpy",
-    "store": "assembly errors keys units settings failures describe stats placement inventory sizing pyworker "
+    "waves": "",
+    "store": "assembly errors keys units settings failures describe stats placement inventory sizing pyworker waves "
     "formats layout sources numpy fastcache_ext",
     "opening": "settings store",
     "traces": "errors keys units budget layout numpy fastcache_ext",  # of the compiled half: policy names and simulate
@@ -74,7 +75,7 @@ EXT = {
     "views": "arena hold cpython numpy std",
     "lender": "arguments hold report views",
     "handles": "arena ioqueue monitor requests arguments batch lender views",
-    "serve": "monitor requests hold batch arguments lender handles views",
+    "serve": "arena table monitor requests hold batch arguments lender handles views",
     "scripted": "arena table policy ioqueue monitor landing requests core hold batch views serve threads "
     "posix cpython std",
 }

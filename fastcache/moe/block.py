@@ -7,8 +7,9 @@ Imports errors, layout, and the rest of moe.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, Protocol, TypeAlias
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,7 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from fastcache.errors import UnsupportedCheckpoint
 from fastcache.layout.build import build_layout
 from fastcache.layout.record import Layout, Record
-from fastcache.linear import Arrays, linear
+from fastcache.linear import linear
+from fastcache.moe.arrival import Experts, arriving
 from fastcache.moe.families import Ffn, Router, forward_of
 from fastcache.moe.ffn import swiglu
 from fastcache.moe.resident import ResidentExperts, layer_experts
@@ -25,14 +27,6 @@ from fastcache.moe.trunk import layer_tensor
 from fastcache.quant.floats import is_plain
 
 F32: TypeAlias = NDArray[np.float32]
-
-
-class Experts(Protocol):
-    """What a block asks of an ExpertStore or of ResidentExperts."""
-
-    def as_ready(self, layer: int, experts: Sequence[int], /) -> Iterator[tuple[int, Arrays]]:
-        """Give (expert, arrays) of each distinct expert of a layer once, as its bytes arrive."""
-        ...
 
 
 class MoEBlock:
@@ -111,13 +105,13 @@ class MoEBlock:
         -----
         Experts are computed as they arrive, each over all of its tokens at once, and summed afterwards in each
         token's router order: floating point sums depend on order, and arrival is no order. Holds T * k * H floats.
+        A store's experts are asked for in its waves: a union above the budget is read once, and into slots.
         """
         x = self._checked(x)
         experts, weights = self.route(x)
         wanted = np.unique(experts).tolist()
         # Asked for first, so that reading goes on while the shared expert is computed.
-        ready = self.experts.as_ready(self.layer, wanted) if wanted else iter(())
-        try:
+        with closing(arriving(self.experts, self.layer, wanted)) as ready:
             shared = self._shared_output(x)
             parts = np.empty((*experts.shape, self.hidden), np.float32)
             missing = set(wanted)
@@ -126,10 +120,6 @@ class MoEBlock:
                 parts[tokens, places] = self._ffn(x[tokens], arrays)
                 missing.remove(expert)
                 del arrays  # or its slot stays leased while the next one is waited for
-        finally:
-            close = getattr(ready, "close", None)
-            if close is not None:
-                close()
         if missing:
             raise RuntimeError(f"as_ready ended without experts {sorted(missing)} of layer {self.layer}")
         y: F32 = weights[:, 0, np.newaxis] * parts[:, 0]
