@@ -158,7 +158,8 @@ cdef class Server(Lender):
         """Part a layer's distinct experts into what one batch would find slots for now, and the rest.
 
         Resident experts come first, then those whose reads are under way, then others while slots of their class stand
-        without a lease. Counts nothing, and is a look only: another thread may take the room. Walks the slots.
+        without a lease. Counts nothing, and is a look only: another thread may take the room. Walks the slots until it has
+        met as many without a lease as there are experts.
         """
         cdef Keys k = Keys.__new__(Keys)
         cdef fc_arena *a
@@ -183,6 +184,8 @@ cdef class Server(Lender):
                     room[c] = 0
                     if c < a.n_classes:
                         for s in range(a.class_first[c], a.class_first[c + 1]):
+                            if room[c] == k.n:
+                                break
                             room[c] += fc_load32(&a.leases[s]) == 0
             core_lock(self.c)
             for i in range(k.n):

@@ -5,6 +5,7 @@ Owns the order of asking: all at once, or in waves where the store parts them. K
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol
 
@@ -23,51 +24,46 @@ class Experts(Protocol):
 
 
 class Waves(Protocol):
-    """What `waves` gives: lists of experts, each once, sized when asked for."""
+    """What `waves` gives: lists of experts, each expert once, sized when asked for."""
 
     def __next__(self) -> Sequence[int]: ...
 
-    def fits(self) -> bool:
-        """Whether the next list would find slots beside what is leased now."""
+    def take(self) -> Sequence[int]:
+        """Return what fits beside all that is leased now; it may be empty."""
         ...
 
 
 def arriving(experts: Experts, layer: int, wanted: Sequence[int]) -> Generator[tuple[int, Arrays], None, None]:
     """Ask for experts now, and give (expert, arrays) of each as it arrives. Close it to let go of the rest.
 
-    Asks for the next wave when the last expert of a wave has arrived and is about to be computed, if there is a slot
-    left beside it: so that the device does not rest at the edges of waves.
+    Whatever fits is asked for as soon as it fits: a slot that was let go is read into while the next expert is
+    computed, so that neither the device nor the processor rests between waves.
     """
-    parted: Waves | None = None
+    waves: Waves | None = None
     first: Sequence[int] = wanted
     if wanted and hasattr(experts, "waves"):
-        parted = experts.waves(layer, wanted)
-        first = next(parted)
+        waves = experts.waves(layer, wanted)
+        first = next(waves)
     # Not in the generator: its body does not run before it is asked for an expert.
-    return _each(experts, layer, parted, len(first), experts.as_ready(layer, first) if first else iter(()))
+    return _each(experts, layer, waves, deque([experts.as_ready(layer, first)] if first else []))
 
 
 def _each(
-    experts: Experts, layer: int, parted: Waves | None, count: int, ready: Iterator[tuple[int, Arrays]]
+    experts: Experts, layer: int, waves: Waves | None, under_way: deque[Iterator[tuple[int, Arrays]]]
 ) -> Generator[tuple[int, Arrays], None, None]:
-    upcoming: Iterator[tuple[int, Arrays]] | None = None
     try:
-        while True:
-            for item in ready:
-                count -= 1
-                if count == 0 and parted is not None and parted.fits():
-                    wave = next(parted)
-                    upcoming, count = experts.as_ready(layer, wave), len(wave)
+        while under_way:
+            for item in under_way[0]:
                 yield item
                 del item  # or its slot stays leased while the next one is waited for
-            if upcoming is None:
-                wave = [] if parted is None else next(parted, [])
-                if not wave:
-                    return
-                upcoming, count = experts.as_ready(layer, wave), len(wave)
-            ready, upcoming = upcoming, None
+                more = waves.take() if waves is not None else ()
+                if more:
+                    under_way.append(experts.as_ready(layer, more))
+            under_way.popleft()
+            if waves is not None and not under_way and (more := next(waves, ())):
+                under_way.append(experts.as_ready(layer, more))
     finally:
-        for under_way in (ready, upcoming):
-            close = getattr(under_way, "close", None)
+        for ready in under_way:
+            close = getattr(ready, "close", None)
             if close is not None:
                 close()
