@@ -2,9 +2,10 @@
 
     python bench/prefill.py DIR [--rounds 3]
 
-Writes a checkpoint of Qwen3-30B-A3B's expert shapes to DIR once (two layers of 64 experts of 9 MiB), and gives one prompt
-to both layers' MoE blocks. Arms, in turn: "at once" asks `as_ready` for the whole union of a layer, "list by list" takes one
-list of `store.waves` after another, "waves" is what `MoEBlock` does: it asks for whatever fits as soon as it fits.
+Writes a checkpoint of Qwen3-30B-A3B's expert shapes to DIR once (two layers of 64 experts of 9 MiB), and gives one
+prompt to both layers' MoE blocks. Arms, in turn: "at once" asks `as_ready` for the whole union of a layer, "list by
+list" takes one list of `store.waves` after another, "waves" is what `MoEBlock` does: it asks for whatever fits as soon
+as it fits.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def run(directory: Path, blocks: list[MoEBlock], arm: str, x: np.ndarray, slots:
             "misses": stats.misses,
             "pass_throughs": stats.pass_throughs,
             "bytes_read": stats.bytes_read,
-            "overflow_peak_bytes": store.describe()["overflow"]["peak_bytes"],
+            "overflow_peak_bytes": store.describe()["overflow_peak_bytes"],
         }
 
 
@@ -104,7 +105,9 @@ def main() -> None:
             median = {arm: statistics.median(each["seconds"] for each in runs[arm]) for arm in ARMS}
             rows.append({"tokens": tokens, "slots": slots, "median_seconds": median, "runs": runs})
             passed = {arm: max(each["pass_throughs"] for each in runs[arm]) for arm in ARMS}
-            print(tokens, slots, {arm: f"{s:.2f} s, {passed[arm]} pass-throughs" for arm, s in median.items()}, flush=True)
+            print(
+                tokens, slots, {arm: f"{s:.2f} s, {passed[arm]} pass-throughs" for arm, s in median.items()}, flush=True
+            )
     print(write_receipt("prefill", {"what": __doc__, **facts(directory), "rows": rows}))
 
 

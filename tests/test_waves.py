@@ -1,5 +1,6 @@
-"""Waves: a union above the budget is parted into lists that fit, and a block that is served in them computes the same."""
+"""Waves: a union above the budget comes in lists that fit, and a block that is served in them computes the same."""
 
+import itertools
 import random
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def serve(store, layer, wanted):
 def test_each_expert_comes_once_and_every_wave_fits(experts, engine):
     with fastcache.open(experts.source, budget=5 * SLOT, engine=engine) as store:
         waves = serve(store, 0, range(EXPERTS))
-        assert sorted(sum(waves, [])) == list(range(EXPERTS))
+        assert sorted(itertools.chain.from_iterable(waves)) == list(range(EXPERTS))
         assert [len(wave) for wave in waves] == [5, 5, 5, 5, 4]
         s = store.stats()
         assert (s.misses, s.demand_loads, s.hits, s.pass_throughs) == (EXPERTS, EXPERTS, 0, 0)
@@ -114,7 +115,7 @@ def test_when_every_slot_is_held_a_wave_still_has_one_expert(experts):
 def test_classes_of_slots_do_not_lend_each_other_room(disk):
     sizes = {(0, e): 9_000 if e % 2 else 20_000 for e in range(12)}
     with fastcache.open(Experts(disk, sizes, gap=0).source, budget="50% of experts") as store:
-        slots = dict((row["slot_bytes"], row["slots"]) for row in store.describe()["slot_classes"])
+        slots = {row["slot_bytes"]: row["slots"] for row in store.describe()["slot_classes"]}
         assert len(slots) == 2 and min(slots.values()) >= 2
         wave = next(store.waves(0, range(12)))
         assert sorted(e % 2 for e in wave) == sorted([0] * slots[max(slots)] + [1] * slots[min(slots)])
@@ -147,7 +148,7 @@ def test_random_unions_between_held_experts_are_read_once_each(experts, engine):
             here = sum(store.is_resident(layer, e) for e in wanted)
             before = store.stats()
             waves = serve(store, layer, wanted)
-            assert sorted(sum(waves, [])) == sorted(wanted)
+            assert sorted(itertools.chain.from_iterable(waves)) == sorted(wanted)
             s = store.stats() - before
             assert (s.hits, s.misses, s.pass_throughs) == (here, len(wanted) - here, 0)
             if held and rng.random() < 0.5:

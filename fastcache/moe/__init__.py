@@ -3,7 +3,8 @@
 `load_block(path, layer, experts=store)` streams; `experts="resident"` is the one-line change to compare with.
 """
 
-from fastcache.moe.block import Experts, MoEBlock, load_block
+from fastcache.moe.arrival import Experts
+from fastcache.moe.block import MoEBlock, load_block
 from fastcache.moe.resident import ResidentExperts
 
 __all__ = ["Experts", "MoEBlock", "ResidentExperts", "load_block"]
