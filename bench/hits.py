@@ -19,6 +19,8 @@ from typing import Any
 from machine import Steal, facts, write_receipt
 from workloads import Workload, evictions, full_store, workloads
 
+from fastcache_ext.policy import NAMES
+
 CHUNKS, OPERATIONS = 300, 2000
 
 
@@ -70,7 +72,7 @@ def main() -> None:
     base = best["ordered_dict_lru"]
     eviction = {}
     for slots in (1024, 16384):
-        for policy in ("lru", "next_use"):
+        for policy in NAMES:
             for leased, by_layer in ((0.0, True), (0.5, True), (0.0, False)):
                 evict = evictions(policy, slots, leased, by_layer)
                 name = f"{policy}, {slots} slots, {leased:.0%} leased, {'by layer' if by_layer else 'at random'}"

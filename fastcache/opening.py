@@ -39,7 +39,7 @@ def open(
         Bytes of the arena: an integer, "8GiB", "25% of experts", "50% of free", "2 cycles" (token cycles), "all", or
         "auto": all experts if they fit into free memory less the trunk less 15 %, else that much.
         FASTCACHE_EXPERT_CACHE_BYTES.
-    policy : {"next_use", "lru"}, optional
+    policy : {"next_use", "lfu", "s3fifo", "sieve", "lru"}, optional
         What to evict. FASTCACHE_POLICY.
     engine : {"auto", "uring", "pread"}, optional
         How to read. "auto" falls back from io_uring and says why; the others raise. FASTCACHE_ENGINE.

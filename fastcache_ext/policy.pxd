@@ -7,6 +7,9 @@ from fastcache_ext.atomics cimport fc_load32, fc_store8
 cdef enum:
     FC_LRU = 0
     FC_NEXT_USE = 1
+    FC_LFU = 2
+    FC_S3FIFO = 3
+    FC_SIEVE = 4
 
 cdef enum:
     FC_FOR_DEMAND = 0       # any slot without a lease

@@ -53,9 +53,13 @@ EXT = {
     "threads": "posix",
     "arena": "posix std",
     "counters": "",
-    "policy": "lru next_use",  # the registry: name -> implementation
+    "policy": "lru lfu s3fifo sieve next_use",  # the registry: name -> implementation
     "lru": "policy",
     "next_use": "policy",
+    "order": "policy",
+    "lfu": "policy order",
+    "s3fifo": "policy order",
+    "sieve": "policy order",
     "table": "policy arena counters",
     "ioqueue": "posix",
     "files": "ioqueue posix cpython std",

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from models import LEAST, History
+from models import LEAST, REFERENCES, History
 
+from fastcache_ext.policy import NAMES
 from fastcache_ext.scripted import Table
 
 DEMAND, PREFETCH = 0, 1  # origins; and as modes: for a demand, for a guess
@@ -35,6 +36,7 @@ class Machine(RuleBasedStateMachine):
         self.table = Table(layers, self.cls, slots, self.policy)
         self.slots, self.clock, self.held = {}, 0, []  # by key; held: slots of live leases
         self.history = History(len(layers))
+        self.reference = REFERENCES[self.policy](self.cls, slots) if self.policy in REFERENCES else None
 
     # ---- the model
 
@@ -51,11 +53,17 @@ class Machine(RuleBasedStateMachine):
     def judge(self, key, cls, mode):
         """Hold `key`, the policy's victim (None: nobody), to what the model would give up."""
         candidates = self.candidates(cls, mode)
+        if self.reference and cls < len(self.size):
+            used = self.used(cls)
+            leased, unread = {s.key for s in used if s.leases}, {s.key for s in used if s.unread}
+            assert key == self.reference.victim(cls, leased, unread if mode == PREFETCH else set())
         if key is None:
             assert not candidates
             return
         chosen = self.slots[key]
         assert chosen in candidates, "leased, unread or in flight"
+        if self.reference:
+            return
         if self.policy == "lru":
             assert chosen.stamp == min(slot.stamp for slot in candidates)
             return
@@ -80,6 +88,7 @@ class Machine(RuleBasedStateMachine):
             gone = self.slots.pop(evicted.key)
             assert (evicted.unread, evicted.from_prefetch) == (gone.unread, gone.origin == PREFETCH)
             assert number == gone.number
+            self.forget(evicted.key, True)
         elif number < 0:
             assert full
             self.judge(None, cls, mode)
@@ -87,7 +96,13 @@ class Machine(RuleBasedStateMachine):
             assert not full
         if number >= 0:
             self.slots[key] = Slot(key, number, mode, self.tick())
+            if self.reference:
+                self.reference.admit(key)
         return number >= 0
+
+    def forget(self, key, evicted):
+        if self.reference:
+            self.reference.forget(key, evicted)
 
     def lease(self, slot):
         self.table.lease(slot.number)
@@ -102,6 +117,8 @@ class Machine(RuleBasedStateMachine):
         slot = self.slots.get(key)
         self.table.request(key)
         self.history.request(self.layer[key], key)
+        if self.reference:
+            self.reference.request(key)
         now = self.tick()
         if slot is not None:
             slot.stamp = now
@@ -139,6 +156,7 @@ class Machine(RuleBasedStateMachine):
         slot = self.inflight()[pick % len(self.inflight())]
         self.table.abort(slot.number)
         del self.slots[slot.key]
+        self.forget(slot.key, False)
         self.held = [other for other in self.held if other is not slot]
 
     @precondition(lambda self: self.held)
@@ -178,17 +196,16 @@ class Machine(RuleBasedStateMachine):
                 assert self.table.resident(number) != slot.inflight
 
 
-class NextUse(Machine):
-    policy = "next_use"
+def machine(policy):
+    case = type(policy, (Machine,), {"policy": policy, "__module__": __name__}).TestCase
+    case.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+    return case
 
 
-budget = settings(max_examples=120, stateful_step_count=50, deadline=None)
-TestLru = Machine.TestCase
-TestNextUse = NextUse.TestCase
-TestLru.settings = TestNextUse.settings = budget
+globals().update({f"Test_{policy}": machine(policy) for policy in NAMES})
 
 
-@pytest.fixture(params=["lru", "next_use"])
+@pytest.fixture(params=NAMES)
 def full(request):
     """A table of one layer, eight experts and four slots, of which 0..3 are resident, requested in that order."""
     table = Table([8], [0] * 8, [4], request.param)
