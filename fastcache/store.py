@@ -14,8 +14,8 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from fastcache import assembly, errors, failures
-from fastcache.describe import Description, describe_store
+from fastcache import assembly, errors, failures, reports
+from fastcache.describe import Description
 from fastcache.inventory import Inventory, inventory_of
 from fastcache.keys import ExpertKey
 from fastcache.placement import Placement
@@ -67,7 +67,7 @@ class ExpertStore(Server):
         self._source_errors: dict[int, BaseException] = {}
         self._python_worker: PythonWorker | None = None
         self._settings = settings
-        self._baseline = Stats()
+        self._baseline: Stats | None = None  # what reset_stats() has put behind us
         self._file_rows: Sequence[Mapping[str, Any]] = []  # as they were at close
         inventory = self._inventory = inventory_of(source)
         self.name = name or (
@@ -225,36 +225,39 @@ class ExpertStore(Server):
 
     # ---- what it says of itself
 
-    def stats(self, layers: bool = False) -> Stats:
-        """Return the counters since opening, or since reset_stats(); with `layers`, those of each layer too.
+    def stats(self, layers: bool = False, phases: bool = False) -> Stats:
+        """Return the counters since opening, or since reset_stats(); `str()` of it is for people.
 
-        Takes no lock; the snapshot is never torn. `after - before` is what happened in between.
+        The snapshot is never torn, and takes no lock that a hit would wait for. `after - before` is what happened in
+        between. A load counts in the phase of the request that began it, a wait in that of the request that waited.
+
+        Parameters
+        ----------
+        layers : bool
+            Give `.layers` too: {layer: {counter: int}}.
+        phases : bool
+            Give `.phases` too: {"none" | "prefill" | "decode": Stats}; with `layers`, each with its own.
         """
-        values, by_layer = self._counters(layers)
-        return Stats(**values, layers=by_layer) - self._baseline
+        baseline = self._baseline  # first: another thread's reset_stats() would put it ahead of what is read
+        now = reports.counted(self, layers, phases)
+        return now if baseline is None else now - baseline
 
     def reset_stats(self) -> None:
-        """Count from here. Residency is kept."""
-        values, by_layer = self._counters(True)
-        self._baseline = Stats(**values, layers=by_layer)
+        """Count from here. Residency is kept; `stats().at_start` says what was there: unread prefetches, for one."""
+        self._baseline = reports.counted(self, layers=True, phases=True)
+
+    def phase(self, name: Literal["prefill", "decode"] | None) -> reports.Phase:
+        """Return a context manager, inside of which what is requested counts in that phase; see `stats(phases=True)`.
+
+        The phase is the store's, not the thread's: other threads' requests count in it too, and of blocks that overlap
+        in several threads the one left last decides. Costs two moments under the store's mutex, and a hit nothing.
+        """
+        return reports.Phase(self, name)
 
     def describe(self) -> Description:
         """Return per feature what was asked, what is used and why, and the sizes of things."""
         self._same_process()
-        return describe_store(
-            self._settings,
-            self._memory(),
-            self._file_rows or self._files.describe(),
-            name=self.name,
-            family=self.family,
-            engine=(self.engine_used, self.engine_reason, liburing.source() if self.engine_used == "uring" else None),
-            budget_bytes=self.budget_bytes,
-            slot_bytes=self._sizing.slot_bytes,
-            slots=self._sizing.slots,
-            cycle_bytes=self._sizing.cycle,
-            overflow_limit=self._sizing.overflow,
-            not_indexed=self._inventory.not_indexed,
-        )
+        return reports.described(self, liburing.source() if self.engine_used == "uring" else None)
 
     def __repr__(self) -> str:
         state = ", closed" if self._file_rows else ""

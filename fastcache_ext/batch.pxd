@@ -15,4 +15,5 @@ cdef class Batch:
     cdef int make_room(self, int i) except -1
     cpdef fill(self, int i)
     cdef int wait(self, double timeout) except -1
+    cdef object timed_out(self)
     cdef Hold hold(self, int i)

@@ -12,11 +12,15 @@ from libc.string cimport memcpy
 
 from fastcache_ext.arena cimport arena_ref, fc_private, fork_generation, private_new
 from fastcache_ext.core cimport Core
+from fastcache_ext.counters cimport FC_ERROR_TIMEOUT, FC_FIRST_ERROR, count_begin, count_end, count_in, fc_counters
 from fastcache_ext.hold cimport Hold
 from fastcache_ext.ioqueue cimport FC_ESOURCE, fc_load
 from fastcache_ext.monitor cimport *
 from fastcache_ext.requests cimport core_begin, core_refuse, core_retry
 from fastcache_ext.threads cimport fc_now_ns
+
+cdef enum:
+    FC_ETIMEOUT = -3
 
 cdef int64_t SLICE_NS = 200000000       # a wait looks for signals this often
 
@@ -122,6 +126,16 @@ cdef class Batch:
                 self.fill(i)            # what another call began and left
             if deadline >= 0 and fc_now_ns() >= deadline:
                 return 0
+
+    cdef object timed_out(self):
+        """The error of a call whose wait passed its timeout; counts it."""
+        cdef fc_counters *n = &self.core.c.counters
+        core_lock(self.core.c)
+        count_begin(n)
+        count_in(n, self.nodes[0].phase, FC_FIRST_ERROR + FC_ERROR_TIMEOUT, 1)
+        count_end(n)
+        core_unlock(self.core.c)
+        return self.core._error(FC_ETIMEOUT, *self.core._where(self.nodes[0].key), None, 0, 0, 0)
 
     cdef Hold hold(self, int i):
         """Hand node i's lease over to a new Hold."""

@@ -1,2 +1,5 @@
 NAMES: tuple[str, ...]
+ERRORS: tuple[str, ...]
 LAYER_NAMES: tuple[str, ...]
+PHASES: tuple[str, ...]
+WAIT_BUCKETS: int

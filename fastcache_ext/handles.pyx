@@ -13,7 +13,6 @@ from fastcache_ext.requests cimport core_retry
 from fastcache_ext.views cimport ExpertLease
 
 cdef enum:
-    FC_ETIMEOUT = -3
     WINDOW = 4              # pass-through reads that as_ready keeps in flight
 
 
@@ -100,7 +99,7 @@ cdef class Ready:
             if pending == 0 and not self.waiting:
                 return None
             if not batch.wait(self.timeout):
-                raise self.server._error(FC_ETIMEOUT, *self.server._where(batch.nodes[0].key), None, 0, 0, 0)
+                raise batch.timed_out()
         return None
 
     def close(self):
@@ -143,7 +142,7 @@ cdef class Prefetch:
         cdef int i
         cdef fc_node *node
         if not self.wait(timeout):
-            raise self.server._error(FC_ETIMEOUT, *self.server._where(self.batch.nodes[0].key), None, 0, 0, 0)
+            raise self.batch.timed_out()
         out = {}
         for i in range(self.batch.n):
             node = &self.batch.nodes[i]

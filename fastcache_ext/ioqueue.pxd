@@ -46,6 +46,7 @@ ctypedef struct fc_op:          # one read that an engine is asked for
     int32_t klass           # FC_DEMAND or FC_GUESS, when it was taken
     int64_t charge          # bytes it counts in guess_bytes
     int64_t submitted       # bytes asked of the device so far, retries included
+    int64_t asked           # bytes it counts in the gauge of bytes in flight
     uint64_t id             # unique over the store's life: a completion is matched by it
     fc_op *next             # for whoever holds the op: the pool's free list, an engine's own list
 
@@ -72,7 +73,9 @@ ctypedef struct fc_load:        # one expert on its way into one destination
     int64_t error_wanted
     int64_t error_got
     int64_t generation
+    int32_t phase           # that the store was in when it was issued
     int32_t joins           # demand requests that joined it
+    int32_t joined[3]       # of those, by their phase
     int32_t waits           # waiters that still stand in `waiters`
     void *waiters           # the core's list
     fc_load *prev           # neighbours in its queue

@@ -7,7 +7,7 @@ from libc.stdlib cimport free
 from libc.string cimport memmove
 
 from fastcache_ext.arena cimport fc_private, private_unref
-from fastcache_ext.atomics cimport fc_add32, fc_add64
+from fastcache_ext.atomics cimport fc_add32
 from fastcache_ext.counters cimport *
 from fastcache_ext.files cimport file_check
 from fastcache_ext.ioqueue cimport (
@@ -70,50 +70,56 @@ cdef void node_landed(fc_node *node, int error, const fc_load *load) noexcept no
 
 cdef void count_landing(fc_core *c, fc_load *load, int error) noexcept nogil:
     cdef fc_counters *n = &c.counters
-    cdef int32_t layer = c.table.layer_of[load.key]
+    cdef int32_t layer = c.table.layer_of[load.key], phase = load.phase, p
     cdef bint dropped = error == FC_ECLOSED or error == FC_ECANCELLED
-    count(n, C_JOINS_IN_FLIGHT, -load.joins)
-    count(n, C_JOINS_OK if error == 0 else C_JOIN_FAILURES, load.joins)
+    for p in range(FC_PHASES if load.joins > 0 else 0):
+        count_in(n, p, C_JOINS_IN_FLIGHT, -load.joined[p])
+        count_in(n, p, C_JOINS_OK if error == 0 else C_JOIN_FAILURES, load.joined[p])
     if error == 0:
-        count(n, C_BYTES_READ, load.payload)
-        count_layer(n, layer, L_LOADS, 1)
-        count_layer(n, layer, L_BYTES_READ, load.payload)
+        count_in(n, phase, C_BYTES_READ, load.payload)
+        count_layer_in(n, phase, layer, L_BYTES_READ, load.payload)
         if load.slot >= 0:
-            count(n, C_RESIDENT_EXPERTS, 1)
-    if load.origin == FC_FROM_PREFETCH:
-        count(n, C_PREFETCH_IN_FLIGHT, -1)
-        if error == 0:
-            count(n, C_PREFETCH_LOADS, 1)
-            count(n, C_PREFETCH_BYTES, load.payload)
-            count(n, C_LATE_JOINS_OK if load.joins > 0 else C_UNREAD_RESIDENT, 1)
-        else:
-            count(n, C_PREFETCH_CANCELLED if dropped else C_PREFETCH_FAILURES, 1)
-        return
-    count(n, C_MISSES_IN_FLIGHT, -1)
-    if error == 0:
-        count(n, C_DEMAND_LOADS if load.slot >= 0 else C_PASS_THROUGHS, 1)
-        if load.slot < 0:
-            count(n, C_PASS_THROUGH_BYTES, load.payload)
-    elif dropped:
-        count(n, C_DEMAND_CANCELLED, 1)
+            count_in(n, phase, C_RESIDENT_EXPERTS, 1)
     else:
-        count(n, C_DEMAND_FAILURES if load.slot >= 0 else C_PASS_THROUGH_FAILURES, 1)
+        count_error(n, phase, error)
+    if load.origin == FC_FROM_PREFETCH:
+        count_in(n, phase, C_PREFETCH_IN_FLIGHT, -1)
+        if error == 0:
+            count_in(n, phase, C_PREFETCH_LOADS, 1)
+            count_in(n, phase, C_PREFETCH_BYTES, load.payload)
+            count_layer_in(n, phase, layer, L_PREFETCH_LOADS, 1)
+            count_in(n, phase, C_LATE_JOINS_OK if load.joins > 0 else C_UNREAD_RESIDENT, 1)
+        else:
+            count_in(n, phase, C_PREFETCH_CANCELLED if dropped else C_PREFETCH_FAILURES, 1)
+        return
+    count_in(n, phase, C_MISSES_IN_FLIGHT, -1)
+    if error == 0:
+        count_in(n, phase, C_DEMAND_LOADS if load.slot >= 0 else C_PASS_THROUGHS, 1)
+        count_layer_in(n, phase, layer, L_DEMAND_LOADS if load.slot >= 0 else L_PASS_THROUGHS, 1)
+        if load.slot < 0:
+            count_in(n, phase, C_PASS_THROUGH_BYTES, load.payload)
+    elif dropped:
+        count_in(n, phase, C_DEMAND_CANCELLED, 1)
+    else:
+        count_in(n, phase, C_DEMAND_FAILURES if load.slot >= 0 else C_PASS_THROUGH_FAILURES, 1)
 
 
 cdef void finish(fc_core *c, fc_load *load, int error) noexcept nogil:
     """RESIDENT or EMPTY, and everybody who waits learns of it. The mutex is held; no read aims at the memory any more."""
     cdef fc_node *node = <fc_node *>load.waiters
     cdef fc_node *after
-    cdef int64_t now
+    cdef int64_t now = 0
     cdef int32_t consumers = 0
     count_begin(&c.counters)
     count_landing(c, load, error)
-    now = fc_now_ns() if load.joins > 0 and load.origin == FC_FROM_PREFETCH else 0
     while node != NULL:
         if node.wait.mode == FC_MODE_DEMAND:
             consumers += 1
-            if now > 0:
-                count(&c.counters, C_LATE_JOIN_WAIT_NS, now - node.since_ns)
+            if now == 0:
+                now = fc_now_ns()
+            count_wait(&c.counters, node.phase, c.table.layer_of[load.key], now - node.since_ns)
+            if load.origin == FC_FROM_PREFETCH:
+                count_in(&c.counters, node.phase, C_LATE_JOIN_WAIT_NS, now - node.since_ns)
         node = node.next
     count_end(&c.counters)
     load.landing = 0
@@ -217,6 +223,26 @@ cdef int move_some(fc_core *c) noexcept nogil:
 
 # ---- the port: what an engine calls; both functions take and leave the mutex
 
+cdef void count_taken(fc_counters *n, fc_op **ops, int n_ops) noexcept nogil:
+    cdef int i
+    count_begin(n)
+    for i in range(n_ops):
+        count_in(n, ops[i].load.phase, C_READS_IN_FLIGHT, 1)
+        count_in(n, ops[i].load.phase, C_BYTES_IN_FLIGHT, ops[i].asked)
+    count_end(n)
+
+
+cdef void count_settled(fc_counters *n, const fc_op *op) noexcept nogil:
+    count_begin(n)
+    count_in(n, op.load.phase, C_READS, 1)
+    count_in(n, op.load.phase, C_READS_IN_FLIGHT, -1)
+    count_in(n, op.load.phase, C_BYTES_IN_FLIGHT, -op.asked)
+    count_in(n, op.load.phase, C_BYTES_SUBMITTED, op.submitted)
+    if op.direct:
+        count_in(n, op.load.phase, C_BYTES_DIRECT, op.submitted)
+    count_end(n)
+
+
 cdef int port_take(void *ctx, fc_op **out, int room, int may_block) noexcept nogil:
     cdef fc_core *c = <fc_core *>ctx
     cdef fc_op *op
@@ -227,9 +253,11 @@ cdef int port_take(void *ctx, fc_op **out, int room, int may_block) noexcept nog
             op = c.free_ops
             c.free_ops = op.next
             op.next = NULL
+            op.asked = op.nbytes
             out[n] = op
             n += 1
         if n > 0:
+            count_taken(&c.counters, out, n)
             break
         if c.closing and queue_empty(&c.queue):
             n = FC_STOP
@@ -251,10 +279,8 @@ cdef int port_settle(void *ctx, fc_op *op, int64_t res) noexcept nogil:
     cdef int verdict = op_settle(op, res, c.direct_required)
     if verdict == FC_AGAIN:
         return FC_AGAIN
-    fc_add64(&c.bytes_submitted, op.submitted)
-    if op.direct:
-        fc_add64(&c.bytes_direct, op.submitted)
     pthread_mutex_lock(&c.mutex)
+    count_settled(&c.counters, op)
     c.queue.guess_bytes -= op.charge
     load.ops -= 1
     if verdict < 0 and (load.error == 0 or load.error == FC_ECANCELLED):

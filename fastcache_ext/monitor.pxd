@@ -37,7 +37,8 @@ ctypedef struct fc_node:        # one distinct expert of one call
     int64_t error_offset
     int64_t error_wanted
     int64_t error_got
-    int64_t since_ns
+    int64_t since_ns        # of its request
+    int32_t phase           # that the store was in at its request
     fc_load *load           # while FLYING
     fc_wait *wait
     fc_node *prev           # neighbours in the load's waiters
@@ -75,8 +76,6 @@ ctypedef struct fc_core:
     fc_op *free_ops
     int64_t generation
     int64_t overflow_limit  # bytes, or -1
-    int64_t bytes_submitted     # atomic: asked of the device or the page cache
-    int64_t bytes_direct    # atomic: of those, by direct reads
     int32_t idle            # engine threads waiting for work
     int32_t sleeping        # the ring sleeps in the kernel and wants a kick
     int32_t poke            # 1: the idle engine has a chore of its own (registration)

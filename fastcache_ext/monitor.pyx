@@ -8,7 +8,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from fastcache_ext.arena cimport arena_ref, arena_unref, fork_generation, lease_drop, private_unref
-from fastcache_ext.counters cimport N_LAYER_COUNTERS
+from fastcache_ext.counters cimport count_begin, count_end, count_wait, counters_destroy, counters_init
 from fastcache_ext.landing cimport finish
 from fastcache_ext.ioqueue cimport FC_ECANCELLED, FC_ECLOSED, FC_GUESS, queue_init, queue_unlink
 from fastcache_ext.table cimport FC_INFLIGHT, fc_slot, table_destroy, table_init
@@ -44,9 +44,9 @@ cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_f
     c.span = <int64_t *>copied(span, n_keys * <int64_t>sizeof(int64_t))
     c.loads = <fc_load *>calloc(arena.n_slots + 1, sizeof(fc_load))
     c.ops = <fc_op *>calloc(n_ops, sizeof(fc_op))
-    c.counters.layers = <int64_t *>calloc(n_layers * N_LAYER_COUNTERS + 1, sizeof(int64_t))
     if (c.extents == NULL or c.ext_first == NULL or c.span == NULL or c.loads == NULL or c.ops == NULL
-            or c.counters.layers == NULL or table_init(&c.table, arena, n_layers, layer_first, cls_of, policy) != 0):
+            or counters_init(&c.counters, n_layers) != 0
+            or table_init(&c.table, arena, n_layers, layer_first, cls_of, policy) != 0):
         core_free(c)
         return NULL
     for i in range(n_ops):
@@ -59,7 +59,7 @@ cdef void core_free(fc_core *c) noexcept nogil:
     table_destroy(&c.table)
     free(c.loads)
     free(c.ops)
-    free(c.counters.layers)
+    counters_destroy(&c.counters)
     free(c.extents)
     free(c.ext_first)
     free(c.span)
@@ -119,8 +119,12 @@ cdef int wait_init(fc_wait *w, fc_core *c, int mode, int each, fc_node *nodes, i
     return fc_cond_init(&w.cond)
 
 
-cdef void detach(fc_node *node) noexcept nogil:
+cdef void detach(fc_core *c, fc_node *node) noexcept nogil:
     cdef fc_load *load = node.load
+    if node.wait.mode == FC_MODE_DEMAND:    # it waits no longer, and has waited until now
+        count_begin(&c.counters)
+        count_wait(&c.counters, node.phase, c.table.layer_of[node.key], fc_now_ns() - node.since_ns)
+        count_end(&c.counters)
     if node.prev != NULL:
         node.prev.next = node.next
     else:
@@ -138,7 +142,7 @@ cdef void wait_done(fc_wait *w, fc_core *c) noexcept nogil:
     for i in range(w.n):
         node = &w.nodes[i]
         if node_is(node, FC_NODE_FLYING):
-            detach(node)
+            detach(c, node)
         if node_is(node, FC_NODE_FLYING) or node_is(node, FC_NODE_HELD):
             if node.priv != NULL:
                 private_unref(node.priv)

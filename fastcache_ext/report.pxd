@@ -1,4 +1,6 @@
+from libc.stdint cimport int64_t
+
 from fastcache_ext.core cimport Core
 
 cdef class Reporter(Core):
-    pass
+    cdef dict layers_of(self, const int64_t *layers, int first, int end)

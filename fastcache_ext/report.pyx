@@ -6,44 +6,117 @@ from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 
 from fastcache_ext.arena import huge_bytes
-from fastcache_ext.counters import LAYER_NAMES, NAMES
+from fastcache_ext.counters import ERRORS, LAYER_NAMES, NAMES, PHASES
 
 from fastcache_ext.arena cimport FC_HOLDERS, arena_ref, arena_unref, fc_arena
 from fastcache_ext.atomics cimport fc_load32, fc_load64
 from fastcache_ext.core cimport Core
-from fastcache_ext.counters cimport N_COUNTERS, N_LAYER_COUNTERS, counters_read
+from fastcache_ext.counters cimport (
+    FC_ERRNOS, FC_ERROR_READ_FAILED, FC_FIRST_ERROR, FC_FIRST_WAIT, FC_PHASES, L_HITS, L_JOINS, L_MISSES, N_COUNTERS, N_ERRORS,
+    N_LAYER_COUNTERS, N_NAMED, N_WAIT_BUCKETS, counters_phase, counters_read,
+)
 from fastcache_ext.monitor cimport core_lock, core_unlock
 from fastcache_ext.table cimport table_check
 from fastcache_ext.uring cimport uring_flags, uring_registered
 
 
+cdef dict counters_of(const int64_t *rows, const int64_t *errnos, int first, int end):
+    """Phases [first, end) in one dict: {name: int}, "errors" {class: int}, "read_errnos" {errno: int}, "demand_wait_buckets"."""
+    cdef int64_t total[N_COUNTERS]
+    cdef int64_t failed
+    cdef int i, p
+    for i in range(N_COUNTERS):
+        total[i] = 0
+        for p in range(first, end):
+            total[i] += rows[p * N_COUNTERS + i]
+    values = {NAMES[i]: total[i] for i in range(N_NAMED)}
+    values["errors"] = {ERRORS[i]: total[FC_FIRST_ERROR + i] for i in range(N_ERRORS)}
+    values["read_errnos"] = by_errno = {}
+    for i in range(FC_ERRNOS if total[FC_FIRST_ERROR + FC_ERROR_READ_FAILED] else 0):
+        failed = 0
+        for p in range(first, end):
+            failed += errnos[p * FC_ERRNOS + i]
+        if failed:
+            by_errno[i] = failed
+    values["demand_wait_buckets"] = tuple([total[FC_FIRST_WAIT + i] for i in range(N_WAIT_BUCKETS)])
+    return values
+
+
 cdef class Reporter(Core):
     """A Core that can be asked what it did and what it has. Every method may be called from any thread."""
 
-    def _counters(self, bint by_layer=False):
-        """{name: int}; with `by_layer` also {layer: {name: int}}, from one untorn snapshot."""
-        cdef int64_t out[N_COUNTERS]
+    def _counters(self, bint by_layer=False, bint by_phase=False, int tries=1000):
+        """(counters, by layer, by phase), from one untorn snapshot; see `counters_of` for one such dict.
+
+        by layer: {layer: {name: int}}; by phase: {phase: (counters, by layer)}. Empty where not asked for.
+        Takes the mutex only after `tries` snapshots that a writer has spoilt.
+        """
+        cdef int64_t rows[FC_PHASES * N_COUNTERS]
+        cdef int64_t errnos[FC_PHASES * FC_ERRNOS]
         cdef int64_t *layers = NULL
-        cdef int i, j
+        cdef int p, span = self.n_layers * N_LAYER_COUNTERS
         if self.c == NULL or self.forked():
             self.check()
         if by_layer:
-            layers = <int64_t *>malloc(self.n_layers * N_LAYER_COUNTERS * sizeof(int64_t) + 1)
+            layers = <int64_t *>malloc(FC_PHASES * span * sizeof(int64_t) + 1)
             if layers == NULL:
                 raise MemoryError
-        counters_read(&self.c.counters, out, layers, self.n_layers)
-        values = {NAMES[i]: out[i] for i in range(N_COUNTERS)}
-        values["bytes_submitted"] = fc_load64(&self.c.bytes_submitted)
-        values["bytes_direct"] = fc_load64(&self.c.bytes_direct)
-        if not by_layer:
-            return values, {}
         try:
-            return values, {
-                self.layer_number[i]: {LAYER_NAMES[j]: layers[i * N_LAYER_COUNTERS + j] for j in range(N_LAYER_COUNTERS)}
-                for i in range(self.n_layers)
-            }
+            if not counters_read(&self.c.counters, rows, errnos, layers, tries):
+                core_lock(self.c)       # writers come thick and fast: ask them to wait
+                counters_read(&self.c.counters, rows, errnos, layers, 1)
+                core_unlock(self.c)
+            every = counters_of(rows, errnos, 0, FC_PHASES)
+            phases = {PHASES[p]: (counters_of(rows, errnos, p, p + 1), self.layers_of(layers, p, p + 1))
+                      for p in range(FC_PHASES if by_phase else 0)}
+            return every, self.layers_of(layers, 0, FC_PHASES), phases
         finally:
             free(layers)
+
+    cdef dict layers_of(self, const int64_t *layers, int first, int end):
+        cdef int64_t total[N_LAYER_COUNTERS]
+        cdef int i, j, p
+        out = {}
+        for i in range(self.n_layers if layers != NULL else 0):
+            for j in range(N_LAYER_COUNTERS):
+                total[j] = 0
+                for p in range(first, end):
+                    total[j] += layers[(p * self.n_layers + i) * N_LAYER_COUNTERS + j]
+            counts = {"requests": total[L_HITS] + total[L_JOINS] + total[L_MISSES]}
+            for j in range(N_LAYER_COUNTERS):
+                counts[LAYER_NAMES[j]] = total[j]
+            out[self.layer_number[i]] = counts
+        return out
+
+    def _gauges(self):
+        """What is held now, outside the counters: leased slots, and bytes of pass-through buffers. As it was at close, later."""
+        cdef fc_arena *a
+        cdef int32_t i, leased = 0
+        if self.c == NULL or self.forked() or self.shutting or self.c.arena == NULL:
+            last = self.last or {}
+            return {"leased_slots": last.get("leased_slots", 0), "overflow_bytes": last.get("overflow_bytes", 0),
+                    "overflow_peak_bytes": last.get("overflow_peak", 0)}
+        a = self.c.arena
+        for i in range(a.n_slots):
+            leased += fc_load32(&a.leases[i]) > 0
+        return {"leased_slots": leased, "overflow_bytes": fc_load64(&a.overflow_bytes),
+                "overflow_peak_bytes": fc_load64(&a.overflow_peak)}
+
+    def _set_phase(self, int32_t phase):
+        """Count what is requested from now on in another phase. Returns the former."""
+        cdef int32_t former
+        if not 0 <= phase < FC_PHASES:
+            raise ValueError(phase)
+        if self.c == NULL or self.forked():
+            self.check()
+        core_lock(self.c)
+        former = counters_phase(&self.c.counters, phase)
+        core_unlock(self.c)
+        return former
+
+    def _is_open(self):
+        """Whether calls would be served: not closed, and not a forked child's."""
+        return self.c != NULL and not self.forked() and not self.c.closing
 
     def _memory(self):
         """What the kernel really gave: bytes, and errnos where it refused. As it was at close, afterwards."""

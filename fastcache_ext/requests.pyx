@@ -46,6 +46,7 @@ cdef void note_hit(fc_core *c, int32_t key, int32_t slot, bint asked) noexcept n
         c.table.unread[slot] = 0
         if c.table.slots[slot].origin == FC_FROM_PREFETCH:
             count(n, C_FIRST_CONSUMPTIONS, 1)
+            count_layer(n, c.table.layer_of[key], L_FIRST_CONSUMPTIONS, 1)
             count(n, C_UNREAD_RESIDENT, -1)
     count_end(n)
 
@@ -143,6 +144,7 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
             count(n, C_LATE_JOINS, 1)
         count_end(n)
         load.joins += 1
+        load.joined[n.phase] += 1
         other = <fc_node *>load.waiters
         while other != NULL:                # few: the handles that watch this load
             if other.wait.mode == FC_MODE_GUESS:
@@ -155,6 +157,7 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
     if w.mode != FC_MODE_GUESS:
         queue_promote(&c.queue, load)
     node.since_ns = fc_now_ns()
+    node.phase = n.phase
     attach(w, node, load)
 
 
@@ -183,8 +186,10 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     if slot >= 0 and evicted.key >= 0:
         count(n, C_EVICTIONS, 1)
         count(n, C_RESIDENT_EXPERTS, -1)
+        count_layer(n, c.table.layer_of[evicted.key], L_EVICTIONS, 1)
         if evicted.unread and evicted.origin == FC_FROM_PREFETCH:
             count(n, C_WASTED, 1)
+            count_layer(n, c.table.layer_of[evicted.key], L_WASTED, 1)
             count(n, C_UNREAD_RESIDENT, -1)
     if demand:
         count(n, C_REQUESTS, 1)
@@ -204,6 +209,8 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     load.origin = origin
     load.generation = c.generation
     load.queued = load.landing = load.moves = load.ops = load.extent = load.error = load.joins = load.waits = 0
+    load.joined[0] = load.joined[1] = load.joined[2] = 0
+    load.phase = node.phase = n.phase
     load.cut = load.payload = 0
     load.waiters = NULL
     load.prev = load.next = load.older = load.newer = NULL
@@ -245,6 +252,7 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
     # Phase 1: what is here is leased before anything is evicted, so no batch gives up its own members.
     for i in range(w.n):
         node = &w.nodes[i]
+        node.phase = c.counters.phase
         slot = c.table.slot_of[node.key]
         if slot >= 0 and c.table.slots[slot].state == FC_RESIDENT:
             hold_resident(c, w, node, slot)
@@ -298,6 +306,7 @@ cdef void core_refuse(fc_core *c, fc_wait *w, fc_node *node, int error) noexcept
     count(&c.counters, C_REQUESTS, 1)
     count(&c.counters, C_MISSES, 1)
     count(&c.counters, C_PASS_THROUGH_FAILURES, 1)
+    count_error(&c.counters, c.counters.phase, error)
     count_layer(&c.counters, c.table.layer_of[node.key], L_MISSES, 1)
     count_end(&c.counters)
     pthread_mutex_unlock(&c.mutex)

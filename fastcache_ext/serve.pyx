@@ -20,7 +20,6 @@ from fastcache_ext.table cimport FC_RESIDENT
 from fastcache_ext.views cimport ExpertLease
 
 cdef enum:
-    FC_ETIMEOUT = -3
     FC_EPINS = -4
     SMALL = 64              # keys that need no allocation
 
@@ -48,7 +47,7 @@ cdef class Server(Lender):
         batch.make_room(0)
         node = &batch.nodes[0]
         if not node_is(node, FC_NODE_FAILED) and not batch.wait(timeout):
-            raise self._error(FC_ETIMEOUT, *self._where(key), None, 0, 0, 0)
+            raise batch.timed_out()
         if not node_is(node, FC_NODE_HELD):
             raise self.failure(node)
         return self.lease(batch.hold(0), key)
@@ -115,7 +114,7 @@ cdef class Server(Lender):
         for i in range(k.n):
             batch.make_room(i)
         if not batch.wait(limit):
-            raise self._error(FC_ETIMEOUT, *self._where(k.keys[0]), None, 0, 0, 0)
+            raise batch.timed_out()
         failed = self.failures(batch)
         if failed:
             raise self._batch_error(failed)
@@ -241,7 +240,7 @@ cdef class Server(Lender):
         self.room_for_pins(k)
         batch.begin(self, FC_MODE_PIN, False, k.keys, k.n)
         if not batch.wait(limit):
-            raise self._error(FC_ETIMEOUT, *self._where(k.keys[0]), None, 0, 0, 0)
+            raise batch.timed_out()
         failed = self.failures(batch)
         for i in range(k.n):
             where = self._where(k.keys[i])

@@ -11,6 +11,8 @@ import numpy as np
 
 from fastcache import ExpertStore, FileRangeSource
 from fastcache.settings import resolve
+from fastcache.stats import GAUGES, NUMBERS
+from fastcache_ext.counters import LAYER_NAMES
 from fastcache_ext.policy import NAMES as POLICIES
 from fastcache_ext.scripted import Scripted
 
@@ -145,11 +147,11 @@ def held(store):
     return sum(count > 0 for count in Scripted(store).leases())
 
 
-def assert_identities(store, quiet=True):
-    """Hold the counters to the identities between them; `quiet`: nothing is in flight."""
-    s = store.stats(layers=True)
+def assert_flows(s):
+    """Hold Stats of any window, of a store or of one phase of it, to the identities between counters."""
+    begun = {name: s.at_start.get(name, 0) for name in GAUGES}
     assert s.requests == s.hits + s.joins + s.misses, s
-    assert s.misses == (
+    assert s.misses + begun["misses_in_flight"] == (
         s.demand_loads
         + s.demand_failures
         + s.pass_throughs
@@ -157,21 +159,51 @@ def assert_identities(store, quiet=True):
         + s.demand_cancelled
         + s.misses_in_flight
     ), s
-    assert s.joins == s.joins_ok + s.join_failures + s.joins_in_flight, s
+    assert s.joins + begun["joins_in_flight"] == s.joins_ok + s.join_failures + s.joins_in_flight, s
     assert s.late_joins <= s.joins, s
-    assert s.prefetch_issued == s.prefetch_loads + s.prefetch_failures + s.prefetch_cancelled + s.prefetch_in_flight, s
-    assert s.prefetch_loads == s.first_consumptions + s.late_joins_ok + s.wasted + s.unread_resident, s
+    assert s.prefetch_issued + begun["prefetch_in_flight"] == (
+        s.prefetch_loads + s.prefetch_failures + s.prefetch_cancelled + s.prefetch_in_flight
+    ), s
+    assert s.prefetch_loads + begun["unread_resident"] == (
+        s.first_consumptions + s.late_joins_ok + s.wasted + s.unread_resident
+    ), s
     assert s.reuses == s.hits - s.first_consumptions, s
-    assert s.demand_loads + s.prefetch_loads - s.evictions == s.resident_experts, s
+    assert s.demand_loads + s.prefetch_loads - s.evictions + begun["resident_experts"] == s.resident_experts, s
+    failed = s.demand_failures + s.pass_through_failures + s.prefetch_failures
+    classes = ("short_read", "read_failed", "changed", "source", "overflow_limit")
+    assert failed == sum(s.errors[name] for name in classes), s
+    assert sum(s.read_errnos.values()) == s.errors["read_failed"], s
+    assert s.errors["closed"] <= s.demand_cancelled + s.prefetch_cancelled, s
     assert s.prefetch_bytes + s.pass_through_bytes <= s.bytes_read, s
     assert s.bytes_direct <= s.bytes_submitted, s
-    assert all(value >= 0 for name, value in s.to_dict().items() if name != "layers"), s
-    for name, total in {"hits": s.hits, "joins": s.joins, "misses": s.misses, "bytes_read": s.bytes_read}.items():
-        assert sum(counts[name] for counts in s.layers.values()) == total, (name, s)
-    loads = sum(counts["loads"] for counts in s.layers.values())
-    assert loads == s.demand_loads + s.prefetch_loads + s.pass_throughs, s
+    assert s.demand_waits == sum(s.demand_wait_buckets), s
+    for name, total in {name: getattr(s, name) for name in LAYER_NAMES}.items():
+        assert sum(counts[name] for counts in s.layers.values()) == (total if s.layers else 0), (name, s)
+
+
+def assert_identities(store, quiet=True):
+    """Hold the counters to the identities between them; `quiet`: nothing is in flight."""
+    s = store.stats(layers=True, phases=True)
+    assert s.layers.keys() == set(store.layers) and all(
+        part.layers.keys() == s.layers.keys() for part in s.phases.values()
+    )
+    for part in (s, *s.phases.values()):
+        assert_flows(part)
+    whole = {"leased_slots", "overflow_bytes", "overflow_peak_bytes"}
+    for name in set(NUMBERS) - whole:
+        assert sum(getattr(part, name) for part in s.phases.values()) == getattr(s, name), (name, s)
+    parts = [part.demand_wait_buckets for part in s.phases.values()]
+    assert tuple(map(sum, zip(*parts, strict=True))) == s.demand_wait_buckets, s
+    for name, total in s.errors.items():
+        assert sum(part.errors[name] for part in s.phases.values()) == total, (name, s)
+    assert all(getattr(s, name) >= 0 for name in NUMBERS), s
     if quiet:
         assert s.misses_in_flight == s.joins_in_flight == s.prefetch_in_flight == 0, s
+        assert s.reads_in_flight == s.bytes_in_flight == 0, s
+        refused = s.errors["overflow_limit"]
+        begun = s.at_start.get("misses_in_flight", 0) + s.at_start.get("joins_in_flight", 0)
+        if not begun:  # else a wait may lie in both windows
+            assert s.misses + s.joins - refused <= s.demand_waits <= s.misses + s.joins, s
 
 
 def counted(store, **expected):

@@ -22,7 +22,8 @@ FASTCACHE = {
     "failures": "errors keys units",
     "describe": "settings units",
     "pyworker": "",
-    "stats": "",
+    "stats": "units",
+    "reports": "describe stats",
     "formats": "errors numpy ml_dtypes",
     "layout": "errors keys formats numpy ml_dtypes",
     "sources": "errors keys layout numpy typing_extensions",
@@ -31,8 +32,8 @@ FASTCACHE = {
     "sizing": "budget inventory memory placement settings units numpy",
     "assembly": "errors units settings describe inventory placement numpy",
     "waves": "",
-    "store": "assembly errors keys units settings failures describe stats placement inventory sizing pyworker waves "
-    "formats layout sources numpy fastcache_ext",
+    "store": "assembly errors keys units settings failures describe stats reports placement inventory sizing pyworker "
+    "waves formats layout sources numpy fastcache_ext",
     "opening": "settings store",
     "traces": "errors keys units budget layout numpy fastcache_ext",  # of the compiled half: policy names and simulate
     "quant": "errors numpy ml_dtypes",
@@ -52,7 +53,7 @@ EXT = {
     "atomics": "",
     "threads": "posix",
     "arena": "posix std",
-    "counters": "",
+    "counters": "arena ioqueue",  # their error codes
     "policy": "lru lfu s3fifo sieve next_use",  # the registry: name -> implementation
     "lru": "policy",
     "next_use": "policy",
@@ -74,7 +75,7 @@ EXT = {
     "hold": "arena monitor",
     "core": "threads counters arena policy table ioqueue files liburing pread uring monitor landing worker cpython std",
     "report": "arena counters monitor table uring core",
-    "batch": "threads arena ioqueue monitor requests core hold cpython",
+    "batch": "threads arena counters ioqueue monitor requests core hold cpython",
     "arguments": "core",
     "views": "arena hold cpython numpy std",
     "lender": "arguments hold report views",
