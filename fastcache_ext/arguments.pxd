@@ -13,3 +13,5 @@ cdef class Keys:
     cdef int count
 
     cdef int read(self, Core core, object layer, object experts) except -1
+    cdef int adopt(self, const int32_t *keys, int n) except -1
+    cdef int reserve(self, Py_ssize_t count) except -1

@@ -64,11 +64,7 @@ cdef class Keys:
             if isinstance(experts, (str, bytes)) or kind not in "iu":
                 raise TypeError("experts must be integers" + ("; np.flatnonzero(mask) for a mask" if kind == "b" else ""))
             items = [core.key(layer, expert) for expert in (experts.tolist() if hasattr(experts, "tolist") else experts)]
-        self.count = len(items)
-        self.keys = <int32_t *>malloc((self.count + 1) * sizeof(int32_t))
-        self.index = <int32_t *>malloc((self.count + 1) * sizeof(int32_t))
-        if self.keys == NULL or self.index == NULL:
-            raise MemoryError
+        self.reserve(len(items))
         if self.count > SCANNED:
             seen = {}
         for i in range(self.count):
@@ -83,6 +79,28 @@ cdef class Keys:
                 self.keys[j] = k
                 self.n += 1
             self.index[i] = j
+        return 0
+
+    cdef int adopt(self, const int32_t *keys, int n) except -1:
+        """Take what read_plain has read."""
+        cdef int i, j
+        self.reserve(n)
+        for i in range(n):
+            j = 0
+            while j < self.n and self.keys[j] != keys[i]:
+                j += 1
+            if j == self.n:
+                self.keys[j] = keys[i]
+                self.n += 1
+            self.index[i] = j
+        return 0
+
+    cdef int reserve(self, Py_ssize_t count) except -1:
+        self.keys = <int32_t *>malloc((count + 1) * sizeof(int32_t))
+        self.index = <int32_t *>malloc((count + 1) * sizeof(int32_t))
+        if self.keys == NULL or self.index == NULL:
+            raise MemoryError
+        self.count = <int>count
         return 0
 
 

@@ -107,7 +107,10 @@ cdef class Server(Lender):
                     (<Hold>holds[i]).fill(self.c, slots[i])
                 return Leases([self.lease(<Hold>holds[i], keys[i]) for i in range(n)])
         k = Keys.__new__(Keys)
-        k.read(self, layer, experts)
+        if n > 0:
+            k.adopt(keys, n)
+        else:
+            k.read(self, layer, experts)
         holds = [None] * k.n
         batch = Batch.__new__(Batch)
         batch.begin(self, FC_MODE_DEMAND, False, k.keys, k.n)
@@ -115,10 +118,9 @@ cdef class Server(Lender):
             batch.make_room(i)
         if not batch.wait(limit):
             raise batch.timed_out()
-        failed = self.failures(batch)
-        if failed:
-            raise self._batch_error(failed)
         for i in range(k.n):
+            if node_is(&batch.nodes[i], FC_NODE_FAILED):
+                raise self._batch_error(self.failures(batch))
             holds[i] = batch.hold(i)
         return Leases([self.lease(<Hold>holds[k.index[i]], k.keys[k.index[i]]) for i in range(k.count)])
 
