@@ -100,6 +100,9 @@ ctypedef struct fc_port:        # what an engine sees of the monitor; both funct
     int (*take)(void *ctx, fc_op **out, int room, int may_block) noexcept nogil
     # Report `res` of the read `op`: bytes read, or -errno. Returns FC_FINISHED or FC_AGAIN. Never call it while holding a lock.
     int (*settle)(void *ctx, fc_op *op, int64_t res) noexcept nogil
+    # How many completions an engine with these `n` ops in flight, about to sleep in the kernel, may wait for without keeping
+    # anybody waiting: more than one only while one call alone waits for all of them. A kick must end that sleep too.
+    int (*patience)(void *ctx, fc_op **ops, int n) noexcept nogil
 
 cdef void queue_init(fc_queue *q, int64_t chunk, int64_t guess_chunk, int64_t guess_limit) noexcept nogil
 cdef void queue_push(fc_queue *q, fc_load *load) noexcept nogil

@@ -65,7 +65,7 @@ cdef void node_landed(fc_node *node, int error, const fc_load *load) noexcept no
     w.landed_last = node
     node_set(node, FC_NODE_HELD if error == 0 else FC_NODE_FAILED)
     if fc_add32(&w.pending, -1) == 0 or w.each:
-        pthread_cond_broadcast(&w.cond)
+        fc_futex_wake(&w.pending)
 
 
 cdef void count_landing(fc_core *c, fc_load *load, int error) noexcept nogil:
@@ -300,7 +300,27 @@ cdef int port_settle(void *ctx, fc_op *op, int64_t res) noexcept nogil:
     return FC_FINISHED
 
 
+cdef int port_patience(void *ctx, fc_op **ops, int n) noexcept nogil:
+    cdef fc_core *c = <fc_core *>ctx
+    cdef fc_node *node
+    cdef fc_wait *alone = NULL
+    cdef int i
+    cdef int32_t calm = n - 1           # all but the last: what there is to do then is done while that one is read
+    pthread_mutex_lock(&c.mutex)
+    if not c.sleeping:                  # kicked, or so full that it would not be
+        calm = 1
+    for i in range(n if calm > 1 else 0):
+        node = <fc_node *>ops[i].load.waiters
+        if node == NULL or node.next != NULL or node.wait.each or (alone != NULL and node.wait != alone):
+            calm = 1
+            break
+        alone = node.wait
+    pthread_mutex_unlock(&c.mutex)
+    return max(calm, 1)
+
+
 cdef void landing_port(fc_core *c, fc_port *port) noexcept nogil:
     port.ctx = c
+    port.patience = port_patience
     port.take = port_take
     port.settle = port_settle

@@ -9,7 +9,7 @@ cdef extern from *:
     #include <stdint.h>
     #include <sys/uio.h>
 
-    enum { FC_OP_READ_FIXED = 4, FC_OP_READ = 22 };                /* IORING_OP_* */
+    enum { FC_OP_READ_FIXED = 4, FC_OP_POLL_ADD = 6, FC_OP_READ = 22 };    /* IORING_OP_* */
     enum { FC_SETUP_COOP_TASKRUN = 1 << 8,                         /* IORING_SETUP_*: Linux 5.19 */
            FC_SETUP_SINGLE_ISSUER = 1 << 12,                       /* 6.0 */
            FC_SETUP_DEFER_TASKRUN = 1 << 13 };                     /* 6.1; needs SINGLE_ISSUER */
@@ -63,6 +63,7 @@ cdef extern from *:
     """
     enum:
         FC_OP_READ_FIXED
+        FC_OP_POLL_ADD
         FC_OP_READ
         FC_SETUP_COOP_TASKRUN
         FC_SETUP_SINGLE_ISSUER
@@ -79,6 +80,7 @@ cdef extern from *:
         uint64_t off                # bytes
         uint64_t addr
         uint32_t len                # bytes
+        uint32_t rw_flags           # of a poll: its events
         uint64_t user_data
         uint16_t buf_index
 

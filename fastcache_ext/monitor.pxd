@@ -46,10 +46,9 @@ ctypedef struct fc_node:        # one distinct expert of one call
     fc_node *landed         # next in the wait's list of landed nodes
 
 ctypedef struct fc_wait:        # one call's wait
-    pthread_cond_t cond
     int32_t mode
     int32_t each            # 1: wake at every landing (as_ready); 0: when the last one landed
-    int32_t pending         # nodes FLYING; atomic
+    int32_t pending         # nodes FLYING; atomic, and the word that its caller sleeps on
     int32_t n
     fc_node *nodes
     fc_node *landed_first   # landed, not yet picked up; oldest first
@@ -103,7 +102,7 @@ cdef void core_free(fc_core *c) noexcept nogil
 cdef bint core_pin(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil
 cdef bint core_unpin(fc_core *c, int32_t key) noexcept nogil
 
-cdef int wait_init(fc_wait *w, fc_core *c, int mode, int each, fc_node *nodes, int n) noexcept nogil
+cdef void wait_init(fc_wait *w, fc_core *c, int mode, int each, fc_node *nodes, int n) noexcept nogil
 cdef void wait_done(fc_wait *w, fc_core *c) noexcept nogil             # drops what was not taken
 # Sleep until the wait is over (all landed; or, with `each`, one landed), or until the monotonic time. 1: over. 0: time.
 cdef int core_sleep(fc_core *c, fc_wait *w, int64_t until_ns) noexcept nogil

@@ -8,6 +8,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from fastcache_ext.arena cimport arena_ref, arena_unref, fork_generation, lease_drop, private_unref
+from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.counters cimport count_begin, count_end, count_wait, counters_destroy, counters_init
 from fastcache_ext.landing cimport finish
 from fastcache_ext.ioqueue cimport FC_ECANCELLED, FC_ECLOSED, FC_GUESS, queue_init, queue_unlink
@@ -102,7 +103,7 @@ cdef bint core_unpin(fc_core *c, int32_t key) noexcept nogil:
     return was
 
 
-cdef int wait_init(fc_wait *w, fc_core *c, int mode, int each, fc_node *nodes, int n) noexcept nogil:
+cdef void wait_init(fc_wait *w, fc_core *c, int mode, int each, fc_node *nodes, int n) noexcept nogil:
     cdef int i
     w.mode = mode
     w.each = each
@@ -116,7 +117,6 @@ cdef int wait_init(fc_wait *w, fc_core *c, int mode, int each, fc_node *nodes, i
         node_set(&nodes[i], FC_NODE_NEW)
         nodes[i].slot = -1
         nodes[i].wait = w
-    return fc_cond_init(&w.cond)
 
 
 cdef void detach(fc_core *c, fc_node *node) noexcept nogil:
@@ -151,20 +151,27 @@ cdef void wait_done(fc_wait *w, fc_core *c) noexcept nogil:
                 lease_drop(w.arena, node.slot)
             node_set(node, FC_NODE_TAKEN)
     pthread_mutex_unlock(&c.mutex)
-    pthread_cond_destroy(&w.cond)
     arena_unref(w.arena)
 
 
 cdef int core_sleep(fc_core *c, fc_wait *w, int64_t until_ns) noexcept nogil:
-    cdef int over = 0
-    pthread_mutex_lock(&c.mutex)
+    cdef int32_t pending
+    cdef int64_t left
+    cdef bint landed = False
     while True:
-        over = w.pending == 0 or (w.each and w.landed_first != NULL)
-        if over or fc_now_ns() >= until_ns:
-            break
-        fc_cond_until(&w.cond, &c.mutex, until_ns)
-    pthread_mutex_unlock(&c.mutex)
-    return over
+        pending = fc_load32(&w.pending)     # before the list: a landing from here on changes the word
+        if pending == 0:
+            return 1
+        if w.each:
+            pthread_mutex_lock(&c.mutex)
+            landed = w.landed_first != NULL
+            pthread_mutex_unlock(&c.mutex)
+        if landed:
+            return 1
+        left = until_ns - fc_now_ns()
+        if left <= 0:
+            return 0
+        fc_futex_wait(&w.pending, pending, left)
 
 
 cdef fc_node *core_next_landed(fc_core *c, fc_wait *w) noexcept nogil:

@@ -23,12 +23,15 @@ from fastcache_ext.table cimport (
 from fastcache_ext.threads cimport *
 
 
-cdef void wake_engine(fc_core *c) noexcept nogil:
-    if c.idle > 0:
-        pthread_cond_broadcast(&c.work)
+cdef void leave(fc_core *c) noexcept nogil:
+    """Give the mutex up, and have the engine look at the queue."""
+    cdef bint idle = c.idle > 0
     if c.sleeping and c.kick != NULL:
         c.sleeping = 0
-        c.kick(c.engine)
+        c.kick(c.engine)                    # close() frees the engine: while it cannot
+    pthread_mutex_unlock(&c.mutex)
+    if idle:
+        pthread_cond_broadcast(&c.work)     # whom it wakes finds the mutex free
 
 
 cdef void note_hit(fc_core *c, int32_t key, int32_t slot, bint asked) noexcept nogil:
@@ -269,8 +272,7 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
             join(c, w, node, load)
         else:
             start(c, w, node, NULL)
-    wake_engine(c)
-    pthread_mutex_unlock(&c.mutex)
+    leave(c)
     return 0
 
 
@@ -291,8 +293,7 @@ cdef int core_retry(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noe
             join(c, w, node, load)
         else:
             start(c, w, node, priv)
-        wake_engine(c)
-    pthread_mutex_unlock(&c.mutex)
+    leave(c)
     if priv != NULL:
         private_unref(priv)
     return rc

@@ -243,6 +243,17 @@ cdef class Scripted:
         core_unlock(self.core.c)
         return n
 
+    def patience(self):
+        """How many completions of the reads in hand the engine may sleep through at once."""
+        cdef fc_op *ops[64]
+        cdef int n = 0, calm
+        for known in self.hand.values():
+            ops[n] = <fc_op *><uintptr_t>known
+            n += 1
+        with nogil:
+            calm = self.port.patience(self.port.ctx, ops, n)
+        return calm
+
     @property
     def in_hand(self):
         """Ids of reads that are not settled, oldest first."""

@@ -1,13 +1,17 @@
 # POSIX threads, as far as the monitor needs them.
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t
 
 cdef extern from *:
     """
     #include <errno.h>
     #include <pthread.h>
     #include <signal.h>
+    #include <limits.h>
+    #include <linux/futex.h>
     #include <string.h>
+    #include <sys/syscall.h>
     #include <time.h>
+    #include <unistd.h>
     static inline int64_t fc_now_ns(void) {
         struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec; }
     static inline int fc_cond_init(pthread_cond_t *c) {             /* timed waits count on the monotonic clock */
@@ -17,6 +21,11 @@ cdef extern from *:
     static inline int fc_cond_until(pthread_cond_t *c, pthread_mutex_t *m, int64_t ns) {
         struct timespec t; t.tv_sec = ns / 1000000000; t.tv_nsec = ns % 1000000000;
         return pthread_cond_timedwait(c, m, &t); }
+    /* Sleep while *word == value, at most ns. To wake needs no lock, and the sleeper needs none to go on: it reads the word. */
+    static inline void fc_futex_wait(int32_t *word, int32_t value, int64_t ns) {
+        struct timespec t; t.tv_sec = ns / 1000000000; t.tv_nsec = ns % 1000000000;
+        syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, &t, 0, 0); }
+    static inline void fc_futex_wake(int32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0); }
     /* a native thread: small stack, no signals, a name for ps and debuggers */
     static inline int fc_spawn(pthread_t *t, void *(*run)(void *), void *arg, const char *name) {
         pthread_attr_t a; sigset_t all, was; int rc;
@@ -53,4 +62,6 @@ cdef extern from *:
     int fc_cond_until(pthread_cond_t *, pthread_mutex_t *, int64_t monotonic_ns) noexcept nogil
     int fc_spawn(pthread_t *, void *(*run)(void *) noexcept nogil, void *arg, const char *name) noexcept nogil
     int fc_join_until(pthread_t, int64_t timeout_ns) noexcept nogil     # < 0: no limit; ETIMEDOUT
+    void fc_futex_wait(int32_t *word, int32_t value, int64_t ns) noexcept nogil
+    void fc_futex_wake(int32_t *word) noexcept nogil
     int64_t fc_now_ns() noexcept nogil

@@ -4,8 +4,9 @@ Owns the table of reads in flight. Knows no queue, slot or lock: only the port's
 ring, liburing (whether one is there), atomics, threads and libc.
 
 Only this thread ever calls into the ring, so it may be single-issuer, and no read depends on the life of a caller's
-thread. Others reach it through an eventfd, of which a read stays armed in the ring while the thread waits there; while
-nothing is in flight it sleeps in the port instead, so an idle store is neither busy nor in I/O wait.
+thread. Others reach it through an eventfd, on which polls stay armed in the ring while the thread waits there: as many as the
+completions that it waits for, so that one write ends any sleep. While nothing is in flight it sleeps in the port instead, so an
+idle store is neither busy nor in I/O wait.
 
 After fork the child shares the ring's memory with the parent and has no such thread: it must not call anything here,
 nor free what it inherited. The core checks the process id.
@@ -18,7 +19,7 @@ from libc.string cimport memcpy, memset
 
 from fastcache_ext.atomics cimport fc_load32, fc_store32, fc_swap32
 from fastcache_ext.ioqueue cimport FC_AGAIN, FC_STOP, fc_op, fc_port
-from fastcache_ext.liburing cimport FC_OP_READ, FC_OP_READ_FIXED, fc_cqe, fc_sqe, liburing_table
+from fastcache_ext.liburing cimport FC_OP_POLL_ADD, FC_OP_READ, FC_OP_READ_FIXED, fc_cqe, fc_sqe, liburing_table
 from fastcache_ext.ring cimport (
     RING_BATCH,
     RING_MAX_ENTRIES,
@@ -53,19 +54,26 @@ from fastcache_ext.threads cimport (
 cdef extern from "stdlib.h" nogil:
     int posix_memalign(void **memory, size_t align, size_t nbytes)
 
+cdef extern from "poll.h" nogil:
+    int POLLIN
+
 cdef extern from "unistd.h" nogil:
+    ssize_t read(int fd, void *buffer, size_t nbytes)
     ssize_t write(int fd, const void *buffer, size_t nbytes)
     int close(int fd)
     int usleep(unsigned us)
 
 cdef extern from "sys/eventfd.h" nogil:
     int EFD_CLOEXEC
+    int EFD_NONBLOCK
     int eventfd(unsigned initial, int flags)
 
 cdef enum:
     INDEX_BITS = 16             # of user_data: which flight; above them the number of the submission
+    CALM = 8                    # completions that a sleep waits for at most
 
-cdef uint64_t WAKE = <uint64_t>-1       # user_data of the eventfd's read
+cdef uint64_t WAKE = <uint64_t>-1       # user_data of the eventfd's polls
+cdef uint64_t PROBE = <uint64_t>-2      # of the first read
 
 ctypedef struct fc_flight:      # one read in the kernel's hands
     fc_op *op
@@ -83,12 +91,12 @@ ctypedef struct fc_uring_state:
     int slots                   # reads in flight at most; the ring has one entry more, for the eventfd
     int in_hand                 # ops between take() and the end of their settle()
     int stopped                 # take() said FC_STOP
-    int armed                   # 1 while the eventfd's read is in the ring
-    uint32_t armed_turn         # its SQE's, see ring_took
-    int leak                    # 1: the kernel may still write `woken`, so this struct is never freed
+    int armed                   # polls of the eventfd in the ring
+    int probing                 # 1 until the first read has come back
+    int leak                    # 1: the kernel may still write `probed`, so this struct is never freed
     int event_fd
     int32_t kicked              # atomic: 1 from a kick to the wake-up it causes
-    uint64_t woken              # destination of the eventfd's read
+    uint64_t probed             # destination of the first read
     uint64_t number             # of the latest submission
     int32_t first_free          # head of the free flights, or -1
     fc_flight *flights          # [slots]
@@ -165,9 +173,16 @@ cdef fc_op *flight_end(fc_uring_state *u, int32_t i) noexcept nogil:
 
 cdef void complete(fc_uring_state *u, uint64_t user_data, int32_t res) noexcept nogil:
     cdef uint64_t i = user_data & ((1 << INDEX_BITS) - 1)
+    cdef uint64_t kicks
     cdef fc_op *op
+    if user_data == PROBE:
+        u.probing = 0
+        if res < 0:
+            u.ring.broken = -res
+        return
     if user_data == WAKE:
-        u.armed = 0
+        u.armed -= 1
+        read(u.event_fd, &kicks, sizeof(kicks))
         fc_store32(&u.kicked, 0)                # before the next take(): a kick from here on writes again
         if res < 0 and res != -EINTR and res != -EAGAIN:
             u.ring.broken = -res                # nobody could wake this thread any more
@@ -203,38 +218,55 @@ cdef void fail_unsent(fc_uring_state *u) noexcept nogil:
             op_fail(u, flight_end(u, i))
 
 
-cdef void arm(fc_uring_state *u) noexcept nogil:
-    if not u.armed and u.ring.broken == 0:
-        u.armed = ring_sqe(&u.ring, FC_OP_READ, u.event_fd, &u.woken, sizeof(u.woken), WAKE) != NULL
-        u.armed_turn = u.ring.turn - 1
+cdef void arm(fc_uring_state *u, int wanted) noexcept nogil:
+    cdef fc_sqe *sqe
+    while u.armed < wanted and u.ring.broken == 0:
+        sqe = ring_sqe(&u.ring, FC_OP_POLL_ADD, u.event_fd, NULL, 0, WAKE)
+        if sqe == NULL:
+            break
+        sqe.rw_flags = POLLIN
+        u.armed += 1
 
 
-cdef void wake_self(fc_uring_state *u) noexcept nogil:
-    """Bring the armed read of the eventfd to its end."""
-    cdef uint64_t one = 1
-    if u.armed and u.ring.broken == 0 and write(u.event_fd, &one, sizeof(one)) < 0:
-        u.ring.broken = errno
-    while u.armed and u.ring.broken == 0:
-        ring_push(&u.ring, 1)
-        reap(u)
-    u.leak = u.armed and ring_took(&u.ring, u.armed_turn)
+cdef int patience(fc_uring_state *u) noexcept nogil:
+    """How many completions to sleep for: a kick brings as many as there are polls."""
+    cdef int i, n = 0
+    arm(u, 1)
+    if u.in_hand <= 2 or u.later != NULL:
+        return 1
+    for i in range(u.slots):
+        if u.flights[i].number != 0:
+            u.batch[n] = u.flights[i].op
+            n += 1
+    n = min(u.port.patience(u.port.ctx, u.batch, n), <int>CALM)
+    arm(u, n)
+    return min(n, u.armed)
 
 
 cdef int begin(fc_uring_state *u) noexcept nogil:
-    """Make the ring and read once; return 0 or a positive errno.
+    """Make the ring, be woken in it and read once; return 0 or a positive errno.
 
     A filter may allow the set-up and refuse the rest, and before Linux 5.6 there is no plain read.
     """
     cdef int32_t i
+    cdef uint32_t turn
+    cdef uint64_t one = 1
     cdef int rc = ring_make(&u.ring, liburing_table(), u.slots + 1)
     if rc != 0:
         return rc
     u.slots = min(u.slots, u.ring.entries - 1)
     for i in range(u.slots):
         u.flights[i].next = i + 1 if i + 1 < u.slots else -1
-    arm(u)
-    wake_self(u)
+    arm(u, 1)                                   # first: the read empties the eventfd
+    turn = u.ring.turn
+    u.probing = ring_sqe(&u.ring, FC_OP_READ, u.event_fd, &u.probed, sizeof(u.probed), PROBE) != NULL
+    if write(u.event_fd, &one, sizeof(one)) < 0:
+        u.ring.broken = errno
+    while (u.probing or u.armed > 0) and u.ring.broken == 0:
+        ring_push(&u.ring, 1)
+        reap(u)
     if u.ring.broken != 0:
+        u.leak = u.probing and ring_took(&u.ring, turn)
         ring_drop(&u.ring)
     return u.ring.broken
 
@@ -268,15 +300,13 @@ cdef void *run(void *arg) noexcept nogil:
                 ring_push(&u.ring, 0)           # the device works while the memory is pinned
             ring_register(&u.ring)
         if u.in_hand > 0:
-            arm(u)
             if u.ring.broken == 0:
-                ring_push(&u.ring, 1)
+                ring_push(&u.ring, patience(u))
             else:
                 usleep(RING_NAP_US)             # nothing can wait in this ring: look again in a moment
             reap(u)
             if u.ring.broken != 0:
                 fail_unsent(u)
-    wake_self(u)
     ring_drop(&u.ring)
     return NULL
 
@@ -314,7 +344,7 @@ cdef fc_uring *uring_start(const fc_port *port, int depth, int *error) noexcept 
     u.slots = min(depth, <int>RING_MAX_ENTRIES - 1)
     u.flights = <fc_flight *>calloc(<size_t>u.slots, sizeof(fc_flight))
     u.batch = <fc_op **>calloc(<size_t>u.slots, sizeof(fc_op *))
-    u.event_fd = eventfd(0, EFD_CLOEXEC)        # blocking: of any other the ring would read EAGAIN at once
+    u.event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
     if u.event_fd < 0:
         error[0] = errno
     elif u.flights == NULL or u.batch == NULL:

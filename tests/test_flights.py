@@ -223,3 +223,64 @@ def test_as_ready_loses_no_expert_that_lands_between_two_looks(disk, engine):
         for turn in range(400):
             some = range(turn % 8, turn % 8 + 8)
             assert sorted(expert for expert, _ in store.as_ready(0, some)) == list(some)
+
+
+# ---- how long an engine may sleep
+
+
+def test_an_engine_sleeps_through_the_reads_of_one_call_that_waits_for_all(experts):
+    with scripted(experts, slots=10) as (store, engine):
+        caller = Caller(store.acquire_many, 0, range(8))
+        until(lambda: store.stats().misses == 8, "eight misses")
+        assert len(engine.take()) == 8
+        assert engine.patience() == 7
+        land(engine, *engine.in_hand[:6])
+        assert engine.patience() == 1
+        land(engine, *engine.in_hand)
+        caller.result().release()
+
+
+def test_an_engine_wakes_for_each_read_when_somebody_wants_them_one_by_one(experts):
+    with scripted(experts, slots=10) as (store, engine):
+        ready = store.as_ready(0, range(4))
+        engine.take()
+        assert engine.patience() == 1
+        land(engine, *engine.in_hand)
+        assert len(list(ready)) == 4
+
+
+@pytest.mark.parametrize("second", ["a join", "another call", "a guess", "a call that has left"])
+def test_an_engine_wakes_for_each_read_when_two_wait(experts, second):
+    with scripted(experts, slots=10) as (store, engine):
+        if second == "a call that has left":
+            with pytest.raises(fastcache.ReadTimeout):
+                store.acquire_many(0, [9, 10, 11], timeout=0)
+        elif second == "a guess":
+            store.prefetch(1, 3)
+            engine.take()
+        first = Caller(store.acquire_many, 0, range(4))
+        until(
+            lambda: store.stats().misses >= 4 and len(engine.take()) + len(engine.in_hand) >= 4,
+            "the first call's reads",
+        )
+        engine.take()
+        other = None
+        if second in ("a join", "another call"):
+            other = Caller(store.acquire, 0, 0 if second == "a join" else 9)
+            until(lambda: store.stats().requests == 5, "the second request")
+            engine.take()
+        assert engine.patience() == 1
+        land(engine, *engine.in_hand)
+        first.result().release()
+        if other:
+            other.result().release()
+
+
+def test_an_engine_that_was_kicked_does_not_sleep_long(experts):
+    with scripted(experts, slots=10) as (store, engine):
+        caller = Caller(store.acquire_many, 0, range(8))
+        until(lambda: store.stats().misses == 8, "eight misses")
+        engine.take(8)  # as many as it had room for: it has not looked whether there are more
+        assert engine.patience() == 1
+        land(engine, *engine.in_hand)
+        caller.result().release()
