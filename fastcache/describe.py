@@ -46,7 +46,7 @@ class Description(Mapping[str, Any]):
                 more = "".join(
                     f", {key} {format_bytes(extra) if key.endswith('bytes') and isinstance(extra, int) else extra}"
                     for key, extra in value.items()
-                    if key not in ("requested", "used", "reason", "files")
+                    if key not in ("requested", "used", "reason", "files", "predictors")
                 )
                 lines.append(f"{name:12} {value['used']}{asked}{more}{why}")
             elif name.endswith("bytes") and isinstance(value, int):
@@ -70,6 +70,7 @@ def describe_store(
     slot_bytes: Sequence[int],
     slots: Sequence[int],
     cycle_bytes: int | None,
+    speculation: dict[str, Any],
     overflow_limit: int,
     not_indexed: Sequence[str],
 ) -> Description:
@@ -110,6 +111,7 @@ def describe_store(
                 or (pending if engine[0] == "uring" else "only io_uring registers buffers"),
                 registered_bytes=m.get("registered_bytes", 0),
             ),
+            "speculation": speculation,
             "budget_bytes": budget_bytes,
             "arena_bytes": arena,
             "populated_bytes": m.get("populated_bytes", 0),

@@ -22,6 +22,7 @@ def open(
     queue_depth: int | None = None,
     io_threads: int | None = None,
     overflow: int | str | None = None,
+    speculation: str | None = None,
     timeout: float | None = None,
     name: str | None = None,
     progress: Callable[[int, int], Any] | None = None,
@@ -52,6 +53,9 @@ def open(
     overflow : int or str, optional
         Bytes that pass-through buffers may hold alive; beyond it OverflowLimit. Default: free memory less 15 %.
         FASTCACHE_OVERFLOW.
+    speculation : {"auto", "always", "off"}, optional
+        Which prefetches are read: "auto" judges each predictor by what became of its guesses, and narrows, stops and,
+        by small probes, restarts it; "always": all; "off": none. FASTCACHE_SPECULATION.
     timeout : float, optional
         Seconds that a wait may take before ReadTimeout; None: no limit. Calls can override it.
     name : str, optional
@@ -76,6 +80,7 @@ def open(
         io_threads=io_threads,
         overflow=overflow,
         timeout=timeout,
+        speculation=speculation,
         policies=tuple(POLICIES),
     )
     return ExpertStore(path_or_source, settings, name, progress)

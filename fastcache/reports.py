@@ -1,6 +1,6 @@
 """What a store says of itself: its counters as Stats, the phase that they are counted in, its description.
 
-Functions of a store, for store.py. Imports describe, stats.
+Functions of a store, for store.py. Imports describe, speculation, stats.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastcache.describe import Description, describe_store
+from fastcache.speculation import describe_speculation
 from fastcache.stats import PHASES, Stats
 
 
@@ -38,6 +39,7 @@ def described(store: Any, liburing: str | None) -> Description:
         slot_bytes=store._sizing.slot_bytes,
         slots=store._sizing.slots,
         cycle_bytes=store._sizing.cycle,
+        speculation=describe_speculation(store._settings.speculation, store._speculation()),
         overflow_limit=store._sizing.overflow,
         not_indexed=store._inventory.not_indexed,
     )

@@ -32,6 +32,7 @@ class Settings:
     io_threads: int
     overflow: int | None
     timeout: float | None
+    speculation: str = "auto"
 
 
 def resolve(
@@ -48,6 +49,7 @@ def resolve(
     overflow: Any,
     timeout: Any,
     policies: Sequence[str],
+    speculation: Any = None,
 ) -> Settings:
     """Return checked settings.
 
@@ -97,6 +99,7 @@ def resolve(
         io_threads=_pick("io_threads", io_threads, None, IO_THREADS, count),
         overflow=_pick("overflow", overflow, "FASTCACHE_OVERFLOW", None, size),
         timeout=None if timeout is None else float(timeout),
+        speculation=_pick("speculation", speculation, "FASTCACHE_SPECULATION", "auto", one_of("auto", "always", "off")),
     )
 
 

@@ -137,6 +137,7 @@ class ExpertStore(Server):
                 overflow=sizing.overflow,
                 direct_required=settings.direct == "require",
                 slot_align=slot_align,
+                speculation=settings.speculation,
             )
         except OSError as error:
             raise errors.FeatureUnavailable(error.errno, f"{error.strerror}: {error.filename}") from error
@@ -195,18 +196,24 @@ class ExpertStore(Server):
         return bool(self._is_resident(layer, expert))
 
     def prefetch(
-        self, layer: int | ExpertKey | Iterable[ExpertKey], experts: Iterable[int] | int | None = None
+        self,
+        layer: int | ExpertKey | Iterable[ExpertKey],
+        experts: Iterable[int] | int | None = None,
+        *,
+        predictor: str | None = None,
     ) -> Prefetch:
-        """Start reading experts, and return at once.
+        """Start reading experts, the likeliest first, and return at once.
 
         A prefetch evicts nothing that is leased, pinned or not yet used, and reads only while no demand is queued.
+        `predictor` names who guesses ("caller" if None; at most 64 names): what became of its guesses stands under that
+        name in `describe()["speculation"]`, and decides whether the next ones are read or declined.
 
         Returns
         -------
         Prefetch
             done(), cancel(), wait(timeout), result(timeout), add_done_callback(callback).
         """
-        handle = self._prefetch(layer, experts)
+        handle = self._prefetch(layer, experts, predictor)
         if self._inventory.by_hand and not handle.done():
             self._worker().put(handle._fill)
         return handle

@@ -11,7 +11,7 @@ cdef class Batch:
     cdef int n
     cdef bint begun
 
-    cdef int begin(self, Core core, int mode, bint each, const int32_t *keys, int n) except -1
+    cdef int begin(self, Core core, int mode, bint each, const int32_t *keys, int n, int predictor=*) except -1
     cdef int make_room(self, int i) except -1
     cpdef fill(self, int i)
     cdef int wait(self, double timeout) except -1

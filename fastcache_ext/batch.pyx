@@ -40,7 +40,7 @@ cdef class Batch:
             wait_done(&self.w, self.core.c)
         free(self.nodes)
 
-    cdef int begin(self, Core core, int mode, bint each, const int32_t *keys, int n) except -1:
+    cdef int begin(self, Core core, int mode, bint each, const int32_t *keys, int n, int predictor=-1) except -1:
         cdef int i, rc
         core.check()
         self.core = core
@@ -51,6 +51,8 @@ cdef class Batch:
         for i in range(n):
             self.nodes[i].key = keys[i]
         wait_init(&self.w, core.c, mode, each, self.nodes, n)
+        if predictor >= 0:
+            self.w.predictor = predictor
         self.begun = True
         rc = core_begin(core.c, &self.w)
         if rc != 0:

@@ -17,6 +17,7 @@ import os
 import weakref
 
 from fastcache_ext import liburing
+from fastcache_ext.evidence import MODES as SPECULATION
 from fastcache_ext.policy import NAMES as POLICIES
 
 from fastcache_ext.arena cimport (
@@ -64,7 +65,7 @@ cdef class Core:
 
     def _open(self, *, layers, cls_of, ext_first, extents, span, FileSet files, class_bytes, class_slots, policy,
               engine, chunk, queue_depth, io_threads, hugepages, mlock, registered, overflow, direct_required,
-              slot_align=4096):
+              slot_align=4096, speculation="auto"):
         """Make the arena, the table and the engine.
 
         Parameters
@@ -82,6 +83,8 @@ cdef class Core:
             Whether to try.
         slot_align : int
             Bytes: what every slot and every pass-through buffer is aligned to.
+        speculation : {"auto", "always", "off"}
+            Which guesses are let in: see evidence.pyx.
 
         Raises OSError with the errno and the name of what the system refused.
         """
@@ -126,6 +129,7 @@ cdef class Core:
             arena_unref(arena)          # the core has its own reference
         self.c.direct_required = direct_required
         self.c.overflow_limit = overflow
+        self.c.evidence.mode = SPECULATION[speculation]
         landing_port(self.c, &port)
         self.worker.core = self.c       # before what may fail: _stop() reaches the core through it
         self._start(&port, engine, queue_depth, io_threads)

@@ -133,7 +133,8 @@ cdef class Prefetch:
     def result(self, timeout=None):
         """Return {ExpertKey: what became of it}, waiting at most `timeout` seconds.
 
-        "resident" (it was), "loaded", "late" (a demand came for it before it had landed), "no_room", "cancelled" or "failed".
+        "resident" (it was), "loaded", "late" (a demand came for it before it had landed), "no_room", "cancelled",
+        "failed", or "declined": speculation does not pay for this predictor now (see `describe()["speculation"]`).
 
         Raises
         ------
@@ -152,6 +153,8 @@ cdef class Prefetch:
                     what = "no_room"
             elif node_is(node, FC_NODE_NO_ROOM):
                 what = "no_room"
+            elif node_is(node, FC_NODE_DECLINED):
+                what = "declined"
             else:
                 what = "cancelled" if node.error == FC_ECANCELLED else "failed"
             out[self.server.catalog.key_type(*self.server._where(node.key))] = what

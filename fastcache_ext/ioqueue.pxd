@@ -45,6 +45,7 @@ ctypedef struct fc_op:          # one read that an engine is asked for
     int32_t stalls          # tries in a row without progress
     int32_t klass           # FC_DEMAND or FC_GUESS, when it was taken
     int64_t charge          # bytes it counts in guess_bytes
+    int64_t begun           # of a guess: what evidence_read_begins() gave
     int64_t submitted       # bytes asked of the device so far, retries included
     int64_t asked           # bytes it counts in the gauge of bytes in flight
     uint64_t id             # unique over the store's life: a completion is matched by it
@@ -76,6 +77,7 @@ ctypedef struct fc_load:        # one expert on its way into one destination
     int32_t phase           # that the store was in when it was issued
     int32_t joins           # demand requests that joined it
     int32_t joined[3]       # of those, by their phase
+    int64_t early           # bytes of it that had been asked for when the first of them came
     int32_t waits           # waiters that still stand in `waiters`
     void *waiters           # the core's list
     fc_load *prev           # neighbours in its queue
@@ -108,6 +110,8 @@ cdef void queue_init(fc_queue *q, int64_t chunk, int64_t guess_chunk, int64_t gu
 cdef void queue_push(fc_queue *q, fc_load *load) noexcept nogil
 cdef void queue_unlink(fc_queue *q, fc_load *load) noexcept nogil
 cdef bint queue_promote(fc_queue *q, fc_load *load) noexcept nogil
+# Bytes of the load that have been cut into reads; padding at most more.
+cdef int64_t load_cut(const fc_load *load) noexcept nogil
 cdef bint queue_empty(const fc_queue *q) noexcept nogil
 cdef bint queue_next(fc_queue *q, fc_file *files, fc_op *op) noexcept nogil
 cdef int op_settle(fc_op *op, int64_t res, int32_t direct_required) noexcept nogil

@@ -62,6 +62,14 @@ cdef bint queue_promote(fc_queue *q, fc_load *load) noexcept nogil:
     return was
 
 
+cdef int64_t load_cut(const fc_load *load) noexcept nogil:
+    cdef int64_t nbytes = load.cut
+    cdef int32_t i
+    for i in range(load.extent):
+        nbytes += load.extents[i].nbytes
+    return min(nbytes, load.payload)
+
+
 cdef bint queue_empty(const fc_queue *q) noexcept nogil:
     return q.head[0] == NULL and q.head[1] == NULL
 

@@ -9,9 +9,12 @@ from libc.string cimport memmove
 from fastcache_ext.arena cimport fc_private, private_unref
 from fastcache_ext.atomics cimport fc_add32
 from fastcache_ext.counters cimport *
+from fastcache_ext.evidence cimport (
+    evidence_dropped, evidence_landed, evidence_read_begins, evidence_read_ends, evidence_wait_ends,
+)
 from fastcache_ext.files cimport file_check
 from fastcache_ext.ioqueue cimport (
-    FC_AGAIN, FC_ECANCELLED, FC_ECHANGED, FC_ECLOSED, FC_FINISHED, FC_STOP, fc_extent, fc_load, fc_op, fc_port,
+    FC_AGAIN, FC_DEMAND, FC_ECANCELLED, FC_ECHANGED, FC_ECLOSED, FC_FINISHED, FC_GUESS, FC_STOP, fc_extent, fc_load, fc_op, fc_port,
     op_settle, queue_empty, queue_next, queue_unlink,
 )
 from fastcache_ext.monitor cimport (
@@ -108,20 +111,25 @@ cdef void finish(fc_core *c, fc_load *load, int error) noexcept nogil:
     """RESIDENT or EMPTY, and everybody who waits learns of it. The mutex is held; no read aims at the memory any more."""
     cdef fc_node *node = <fc_node *>load.waiters
     cdef fc_node *after
-    cdef int64_t now = 0
+    cdef int64_t now = fc_now_ns(), late_ns = 0
     cdef int32_t consumers = 0
     count_begin(&c.counters)
     count_landing(c, load, error)
     while node != NULL:
         if node.wait.mode == FC_MODE_DEMAND:
             consumers += 1
-            if now == 0:
-                now = fc_now_ns()
             count_wait(&c.counters, node.phase, c.table.layer_of[load.key], now - node.since_ns)
             if load.origin == FC_FROM_PREFETCH:
+                late_ns += now - node.since_ns
                 count_in(&c.counters, node.phase, C_LATE_JOIN_WAIT_NS, now - node.since_ns)
         node = node.next
     count_end(&c.counters)
+    if load.klass == FC_DEMAND:
+        evidence_wait_ends(&c.evidence, now, load.payload - load.early if error == 0 else 0)
+    if load.origin == FC_FROM_PREFETCH and error == 0:
+        evidence_landed(&c.evidence, load.slot, load.joins > 0, load.early, late_ns)
+    elif load.origin == FC_FROM_PREFETCH:
+        evidence_dropped(&c.evidence, load.slot, error == FC_ECLOSED or error == FC_ECANCELLED, late_ns)
     load.landing = 0
     if load.slot >= 0:
         if error == 0:
@@ -254,6 +262,8 @@ cdef int port_take(void *ctx, fc_op **out, int room, int may_block) noexcept nog
             c.free_ops = op.next
             op.next = NULL
             op.asked = op.nbytes
+            if op.klass == FC_GUESS:
+                op.begun = evidence_read_begins(&c.evidence, fc_now_ns())
             out[n] = op
             n += 1
         if n > 0:
@@ -281,7 +291,9 @@ cdef int port_settle(void *ctx, fc_op *op, int64_t res) noexcept nogil:
         return FC_AGAIN
     pthread_mutex_lock(&c.mutex)
     count_settled(&c.counters, op)
-    c.queue.guess_bytes -= op.charge
+    if op.klass == FC_GUESS:
+        c.queue.guess_bytes -= op.charge
+        evidence_read_ends(&c.evidence, load.slot, load.klass == FC_DEMAND, op.begun, fc_now_ns(), op.charge)
     load.ops -= 1
     if verdict < 0 and (load.error == 0 or load.error == FC_ECANCELLED):
         load.error = -verdict

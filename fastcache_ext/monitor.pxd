@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from fastcache_ext.arena cimport fc_arena, fc_private
 from fastcache_ext.atomics cimport fc_load32, fc_store32
 from fastcache_ext.counters cimport fc_counters
+from fastcache_ext.evidence cimport fc_evidence
 from fastcache_ext.ioqueue cimport fc_extent, fc_file, fc_load, fc_op, fc_queue
 from fastcache_ext.table cimport fc_table
 from fastcache_ext.threads cimport pthread_cond_t, pthread_mutex_t, pthread_t
@@ -20,6 +21,7 @@ cdef enum:                  # what became of a node
     FC_NODE_FAILED = 3
     FC_NODE_NO_ROOM = 4     # nothing could be evicted for it
     FC_NODE_TAKEN = 5       # its lease went over to a Hold
+    FC_NODE_DECLINED = 6    # a guess that was not let in
 
 ctypedef struct fc_node:        # one distinct expert of one call
     int32_t key
@@ -47,6 +49,7 @@ ctypedef struct fc_node:        # one distinct expert of one call
 
 ctypedef struct fc_wait:        # one call's wait
     int32_t mode
+    int32_t predictor       # of a guess or a pin: whose it is (evidence.pxd)
     int32_t each            # 1: wake at every landing (as_ready); 0: when the last one landed
     int32_t pending         # nodes FLYING; atomic, and the word that its caller sleeps on
     int32_t n
@@ -62,6 +65,7 @@ ctypedef struct fc_core:
     fc_table table
     fc_queue queue
     fc_counters counters
+    fc_evidence evidence
     fc_arena *arena         # owned reference
     fc_file *files          # borrowed from the FileSet
     int32_t n_files

@@ -10,6 +10,7 @@ from libc.string cimport memcpy
 from fastcache_ext.arena cimport arena_ref, arena_unref, fork_generation, lease_drop, private_unref
 from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.counters cimport count_begin, count_end, count_wait, counters_destroy, counters_init
+from fastcache_ext.evidence cimport EV_CALLER, EV_PIN, evidence_free, evidence_init
 from fastcache_ext.landing cimport finish
 from fastcache_ext.ioqueue cimport FC_ECANCELLED, FC_ECLOSED, FC_GUESS, queue_init, queue_unlink
 from fastcache_ext.table cimport FC_INFLIGHT, fc_slot, table_destroy, table_init
@@ -47,7 +48,8 @@ cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_f
     c.ops = <fc_op *>calloc(n_ops, sizeof(fc_op))
     if (c.extents == NULL or c.ext_first == NULL or c.span == NULL or c.loads == NULL or c.ops == NULL
             or counters_init(&c.counters, n_layers) != 0
-            or table_init(&c.table, arena, n_layers, layer_first, cls_of, policy) != 0):
+            or table_init(&c.table, arena, n_layers, layer_first, cls_of, policy) != 0
+            or evidence_init(&c.evidence, n_layers, n_keys, arena.n_slots) != 0):
         core_free(c)
         return NULL
     for i in range(n_ops):
@@ -58,6 +60,7 @@ cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_f
 
 cdef void core_free(fc_core *c) noexcept nogil:
     table_destroy(&c.table)
+    evidence_free(&c.evidence)
     free(c.loads)
     free(c.ops)
     counters_destroy(&c.counters)
@@ -106,6 +109,7 @@ cdef bint core_unpin(fc_core *c, int32_t key) noexcept nogil:
 cdef void wait_init(fc_wait *w, fc_core *c, int mode, int each, fc_node *nodes, int n) noexcept nogil:
     cdef int i
     w.mode = mode
+    w.predictor = EV_PIN if mode == FC_MODE_PIN else EV_CALLER
     w.each = each
     w.pending = 0
     w.n = n

@@ -8,13 +8,17 @@ from libc.stdlib cimport calloc
 from fastcache_ext.arena cimport fc_private, lease_take, private_ref, private_unref
 from fastcache_ext.atomics cimport fc_add32, fc_load32
 from fastcache_ext.counters cimport *
+from fastcache_ext.evidence cimport (
+    evidence_absent, evidence_admit, evidence_demand, evidence_issued, evidence_joined, evidence_used, evidence_wait_begins,
+    evidence_wasted,
+)
 from fastcache_ext.ioqueue cimport (
-    FC_DEMAND, FC_ECANCELLED, FC_ECLOSED, FC_GUESS, fc_load, queue_promote, queue_push,
+    FC_DEMAND, FC_ECANCELLED, FC_ECLOSED, FC_GUESS, fc_load, load_cut, queue_promote, queue_push,
 )
 from fastcache_ext.landing cimport finish
 from fastcache_ext.monitor cimport (
-    FC_MODE_DEMAND, FC_MODE_GUESS, FC_NODE_FAILED, FC_NODE_FLYING, FC_NODE_HELD, FC_NODE_NO_ROOM, fc_core, fc_node, fc_wait,
-    node_is, node_set,
+    FC_MODE_DEMAND, FC_MODE_GUESS, FC_NODE_DECLINED, FC_NODE_FAILED, FC_NODE_FLYING, FC_NODE_HELD, FC_NODE_NO_ROOM, fc_core,
+    fc_node, fc_wait, node_is, node_set,
 )
 from fastcache_ext.policy cimport FC_FOR_DEMAND, FC_FOR_GUESS
 from fastcache_ext.table cimport (
@@ -39,6 +43,7 @@ cdef void note_hit(fc_core *c, int32_t key, int32_t slot, bint asked) noexcept n
     cdef fc_counters *n = &c.counters
     if not asked:
         c.table.policy.request(&c.table.policy, key, slot)
+        evidence_demand(&c.evidence, key, c.table.layer_of[key])
     count_begin(n)
     count(n, C_REQUESTS, 1)
     count(n, C_HITS, 1)
@@ -51,6 +56,7 @@ cdef void note_hit(fc_core *c, int32_t key, int32_t slot, bint asked) noexcept n
             count(n, C_FIRST_CONSUMPTIONS, 1)
             count_layer(n, c.table.layer_of[key], L_FIRST_CONSUMPTIONS, 1)
             count(n, C_UNREAD_RESIDENT, -1)
+            evidence_used(&c.evidence, slot)
     count_end(n)
 
 
@@ -137,6 +143,7 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
     if w.mode == FC_MODE_DEMAND:
         if not node.asked:
             c.table.policy.request(&c.table.policy, node.key, load.slot)
+            evidence_demand(&c.evidence, node.key, c.table.layer_of[node.key])
             node.asked = 1
         count_begin(n)
         count(n, C_REQUESTS, 1)
@@ -145,7 +152,10 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
         count_layer(n, c.table.layer_of[node.key], L_JOINS, 1)
         if load.origin == FC_FROM_PREFETCH:
             count(n, C_LATE_JOINS, 1)
+            evidence_joined(&c.evidence, load.slot)
         count_end(n)
+        if load.joins == 0:
+            load.early = load_cut(load)
         load.joins += 1
         load.joined[n.phase] += 1
         other = <fc_node *>load.waiters
@@ -157,10 +167,12 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
         load.error = 0                      # cancelled but not gone: wanted after all
         if load.extent < load.n_extents:
             queue_push(&c.queue, load)
-    if w.mode != FC_MODE_GUESS:
-        queue_promote(&c.queue, load)
     node.since_ns = fc_now_ns()
     node.phase = n.phase
+    if w.mode != FC_MODE_GUESS:
+        if load.klass == FC_GUESS:
+            evidence_wait_begins(&c.evidence, node.since_ns)
+        queue_promote(&c.queue, load)
     attach(w, node, load)
 
 
@@ -174,6 +186,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     cdef fc_load *load = NULL
     if demand and not node.asked:
         c.table.policy.request(&c.table.policy, key, -1)
+        evidence_demand(&c.evidence, key, c.table.layer_of[key])
         node.asked = 1
     slot = table_reserve(&c.table, key, origin, FC_FOR_GUESS if w.mode == FC_MODE_GUESS else FC_FOR_DEMAND,
                          c.generation + 1, &evicted)
@@ -194,6 +207,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
             count(n, C_WASTED, 1)
             count_layer(n, c.table.layer_of[evicted.key], L_WASTED, 1)
             count(n, C_UNREAD_RESIDENT, -1)
+            evidence_wasted(&c.evidence, slot)
     if demand:
         count(n, C_REQUESTS, 1)
         count(n, C_MISSES, 1)
@@ -214,7 +228,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     load.queued = load.landing = load.moves = load.ops = load.extent = load.error = load.joins = load.waits = 0
     load.joined[0] = load.joined[1] = load.joined[2] = 0
     load.phase = node.phase = n.phase
-    load.cut = load.payload = 0
+    load.cut = load.payload = load.early = 0
     load.waiters = NULL
     load.prev = load.next = load.older = load.newer = NULL
     for i in range(load.n_extents):
@@ -234,6 +248,12 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
         c.privates = load
     node.issued = 1
     node.since_ns = fc_now_ns()
+    if load.klass == FC_DEMAND:
+        evidence_wait_begins(&c.evidence, node.since_ns)
+    if demand:
+        evidence_absent(&c.evidence, key, load.payload)
+    else:
+        evidence_issued(&c.evidence, w.predictor, slot, c.table.layer_of[key], key, load.payload, evicted.key)
     attach(w, node, load)
     if c.by_hand:
         return True                         # a caller that waits will claim it
@@ -247,7 +267,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
 cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
     cdef fc_node *node
     cdef fc_load *load
-    cdef int32_t slot, i
+    cdef int32_t slot, i, guesses = 0
     pthread_mutex_lock(&c.mutex)
     if c.closing:
         pthread_mutex_unlock(&c.mutex)
@@ -270,8 +290,12 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
         load = flying(c, node.key)
         if load != NULL:
             join(c, w, node, load)
-        else:
+            continue
+        guesses += 1
+        if w.mode != FC_MODE_GUESS or evidence_admit(&c.evidence, w.predictor, guesses - 1, w.n):
             start(c, w, node, NULL)
+        else:
+            node_set(node, FC_NODE_DECLINED)
     leave(c)
     return 0
 

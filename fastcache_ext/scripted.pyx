@@ -1,7 +1,8 @@
 """For tests: a table without reads, and an engine that does what a script says.
 
-Owns Table (a table over tiny slots, driven step by step) and Scripted (the engine of a store opened with engine "scripted": no
-thread takes its reads; a test does, and settles each as it likes). Nothing else imports it. May import every module below serve.
+Owns Table (a table over tiny slots, driven step by step), Evidence (the judge of predictors, likewise) and Scripted (the engine
+of a store opened with engine "scripted": no thread takes its reads; a test does, and settles each as it likes). Nothing else
+imports it. May import every module below serve.
 """
 from libc.errno cimport EBADF, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
@@ -13,8 +14,10 @@ from collections import namedtuple
 from fastcache_ext.arena cimport FC_HUGE_OFF, arena_new, arena_unref, fc_arena, lease_drop, lease_take
 from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.core cimport Core
+from fastcache_ext.evidence cimport *
 from fastcache_ext.ioqueue cimport FC_AGAIN, FC_DEMAND, fc_op, fc_port
 from fastcache_ext.landing cimport landing_port
+from fastcache_ext.evidence import MODES, NAMES as OUTCOMES, STATES
 from fastcache_ext.monitor cimport core_close, core_lock, core_unlock
 from fastcache_ext.policy import NAMES as POLICIES
 from fastcache_ext.table cimport (
@@ -141,6 +144,81 @@ cdef class Table:
 
     def resident(self, int32_t slot):
         return self.t.slots[slot].state == FC_RESIDENT
+
+
+cdef class Evidence:
+    """The judge of predictors alone: what the store would tell it is told by a test. Times are nanoseconds."""
+    cdef fc_evidence e
+
+    def __cinit__(self, int n_layers, int n_keys, int n_slots, mode="auto"):
+        if evidence_init(&self.e, n_layers, n_keys, n_slots) != 0:
+            raise MemoryError
+        self.e.mode = MODES[mode]
+
+    def __dealloc__(self):
+        evidence_free(&self.e)
+
+    def admit(self, int predictor, int nth=0, int total=1):
+        return bool(evidence_admit(&self.e, predictor, nth, total))
+
+    def issued(self, int predictor, int slot, int layer, int key, int64_t payload, int evicted=-1):
+        evidence_issued(&self.e, predictor, slot, layer, key, payload, evicted)
+
+    def demand(self, int key, int layer):
+        evidence_demand(&self.e, key, layer)
+
+    def joined(self, int slot):
+        evidence_joined(&self.e, slot)
+
+    def landed(self, int slot, late=False, int64_t early=0, int64_t wait_ns=0):
+        evidence_landed(&self.e, slot, late, early, wait_ns)
+
+    def dropped(self, int slot, cancelled):
+        evidence_dropped(&self.e, slot, cancelled, 0)
+
+    def used(self, int slot):
+        evidence_used(&self.e, slot)
+
+    def wasted(self, int slot):
+        evidence_wasted(&self.e, slot)
+
+    def absent(self, int key, int64_t payload):
+        evidence_absent(&self.e, key, payload)
+
+    def wait(self, int64_t begin_ns, int64_t end_ns, int64_t nbytes):
+        """One wait of a demand, with no guess at the device."""
+        evidence_wait_begins(&self.e, begin_ns)
+        evidence_wait_ends(&self.e, end_ns, nbytes)
+
+    def wait_begins(self, int64_t now_ns):
+        evidence_wait_begins(&self.e, now_ns)
+
+    def wait_ends(self, int64_t now_ns, int64_t nbytes):
+        evidence_wait_ends(&self.e, now_ns, nbytes)
+
+    def read_begins(self, int64_t now_ns):
+        return evidence_read_begins(&self.e, now_ns)
+
+    def read_ends(self, int slot, promoted, int64_t begun, int64_t now_ns, int64_t nbytes):
+        evidence_read_ends(&self.e, slot, promoted, begun, now_ns, nbytes)
+
+    def hold_back(self):
+        self.e.held_back = 1
+
+    def counts(self, int predictor):
+        cdef int i
+        return {OUTCOMES[i]: self.e.predictors[predictor].count[i] for i in range(N_EVIDENCE)}
+
+    def state(self, int predictor):
+        return STATES[self.e.predictors[predictor].state]
+
+    @property
+    def ns_per_byte(self):
+        return self.e.ns_per_byte
+
+    @property
+    def watched(self):
+        return self.e.watched
 
 
 cdef class Scripted:

@@ -1,6 +1,6 @@
 """The calls: acquire, acquire_many, as_ready, prefetch, pin.
 
-Owns Server, a Lender. The GIL is let go once per wait, never on a hit. May import lender, handles and what is below.
+Owns Server, a Guesser. The GIL is let go once per wait, never on a hit. May import guesses, handles and what is below.
 """
 from libc.stdint cimport int32_t
 from libc.stdlib cimport free, malloc
@@ -11,9 +11,9 @@ from fastcache_ext.arena cimport fc_arena
 from fastcache_ext.arguments cimport Keys, read_plain, seconds
 from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.batch cimport Batch
+from fastcache_ext.guesses cimport Guesser
 from fastcache_ext.handles cimport Prefetch, Ready
 from fastcache_ext.hold cimport Hold
-from fastcache_ext.lender cimport Lender
 from fastcache_ext.monitor cimport *
 from fastcache_ext.requests cimport core_hit, core_hit_many
 from fastcache_ext.table cimport FC_RESIDENT
@@ -24,7 +24,7 @@ cdef enum:
     SMALL = 64              # keys that need no allocation
 
 
-cdef class Server(Lender):
+cdef class Server(Guesser):
     """A store's calls."""
 
     cdef ExpertLease get(self, object layer, object expert, object timeout):
@@ -211,14 +211,16 @@ cdef class Server(Lender):
         finally:
             free(slot)
 
-    def _prefetch(self, layer, experts):
+    def _prefetch(self, layer, experts, predictor=None):
         cdef Keys k = Keys.__new__(Keys)
         cdef Prefetch p = Prefetch.__new__(Prefetch)
+        cdef int whose
         self.check()
+        whose = self.predictor(predictor)
         k.read(self, layer, experts)
         p.server = self
         p.batch = Batch.__new__(Batch)
-        p.batch.begin(self, FC_MODE_GUESS, False, k.keys, k.n)
+        p.batch.begin(self, FC_MODE_GUESS, False, k.keys, k.n, whose)
         return p
 
     def pin(self, layer, experts=None, *, timeout=None):

@@ -14,7 +14,13 @@ import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ENVIRONMENT = ("FASTCACHE_EXPERT_CACHE_BYTES", "FASTCACHE_CHUNK", "FASTCACHE_POLICY", "FASTCACHE_OVERFLOW")
+ENVIRONMENT = (
+    "FASTCACHE_EXPERT_CACHE_BYTES",
+    "FASTCACHE_CHUNK",
+    "FASTCACHE_POLICY",
+    "FASTCACHE_OVERFLOW",
+    "FASTCACHE_SPECULATION",
+)
 ENGINES = ("uring", "pread")
 
 hypothesis.settings.register_profile("fastcache", deadline=None, derandomize=bool(os.environ.get("CI")))

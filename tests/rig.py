@@ -204,6 +204,30 @@ def assert_identities(store, quiet=True):
         begun = s.at_start.get("misses_in_flight", 0) + s.at_start.get("joins_in_flight", 0)
         if not begun:  # else a wait may lie in both windows
             assert s.misses + s.joins - refused <= s.demand_waits <= s.misses + s.joins, s
+        assert_evidence(store)
+
+
+def assert_evidence(store):
+    """Hold what predictors are credited with to the store's own counters."""
+    everything = store._counters()[0]
+    rows = list(store._speculation()["predictors"].values())
+    for row in rows:
+        ends = ("used", "late", "wasted", "cancelled", "failed", "unread", "in_flight")
+        assert row["issued"] == sum(row[end] for end in ends), row
+        assert all(value >= 0 for value in row.values() if not isinstance(value, str)), row
+    for ours, theirs in {
+        "issued": "prefetch_issued",
+        "used": "first_consumptions",
+        "late": "late_joins_ok",
+        "wasted": "wasted",
+        "cancelled": "prefetch_cancelled",
+        "failed": "prefetch_failures",
+        "unread": "unread_resident",
+        "in_flight": "prefetch_in_flight",
+        "bytes": "prefetch_bytes",
+        "late_wait_ns": "late_join_wait_ns",
+    }.items():
+        assert sum(row[ours] for row in rows) == everything[theirs], (ours, rows, everything)
 
 
 def counted(store, **expected):

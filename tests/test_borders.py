@@ -21,9 +21,10 @@ FASTCACHE = {
     "settings": "errors units",
     "failures": "errors keys units",
     "describe": "settings units",
+    "speculation": "describe",
     "pyworker": "",
     "stats": "units",
-    "reports": "describe stats",
+    "reports": "describe speculation stats",
     "formats": "errors numpy ml_dtypes",
     "layout": "errors keys formats numpy ml_dtypes",
     "sources": "errors keys layout numpy typing_extensions",
@@ -32,8 +33,8 @@ FASTCACHE = {
     "sizing": "budget inventory memory placement settings units numpy",
     "assembly": "errors units settings describe inventory placement numpy",
     "waves": "",
-    "store": "assembly errors keys units settings failures describe stats reports placement inventory sizing pyworker "
-    "waves formats layout sources numpy fastcache_ext",
+    "store": "assembly errors keys units settings failures describe stats reports placement inventory "
+    "sizing pyworker waves formats layout sources numpy fastcache_ext",
     "opening": "settings store",
     "traces": "errors keys units budget layout numpy fastcache_ext",  # of the compiled half: policy names and simulate
     "quant": "errors numpy ml_dtypes",
@@ -53,6 +54,7 @@ EXT = {
     "atomics": "",
     "threads": "posix",
     "arena": "posix std",
+    "evidence": "",
     "counters": "arena ioqueue",  # their error codes
     "policy": "lru lfu s3fifo sieve next_use",  # the registry: name -> implementation
     "lru": "policy",
@@ -68,20 +70,22 @@ EXT = {
     "pread": "ioqueue threads posix",
     "ring": "liburing",
     "uring": "ioqueue liburing ring threads posix",
-    "monitor": "threads counters arena policy table ioqueue landing",
-    "landing": "threads counters arena table ioqueue files monitor",  # of monitor, the structs alone
-    "requests": "threads counters arena policy table ioqueue monitor landing",
+    "monitor": "threads counters evidence arena policy table ioqueue landing",
+    "landing": "threads counters evidence arena table ioqueue files monitor",  # of monitor, the structs alone
+    "requests": "threads counters evidence arena policy table ioqueue monitor landing",
     "worker": "arena monitor landing threads uring",
     "hold": "arena monitor",
-    "core": "threads counters arena policy table ioqueue files liburing pread uring monitor landing worker cpython std",
+    "core": "threads counters evidence arena policy table ioqueue files liburing pread uring monitor landing worker "
+    "cpython std",
     "report": "arena counters monitor table uring core",
     "batch": "threads arena counters ioqueue monitor requests core hold cpython",
     "arguments": "core",
     "views": "arena hold cpython numpy std",
     "lender": "arguments hold report views",
+    "guesses": "evidence monitor lender std",
     "handles": "arena ioqueue monitor requests arguments batch lender views",
-    "serve": "arena table monitor requests hold batch arguments lender handles views",
-    "scripted": "arena table policy ioqueue monitor landing requests core hold batch views serve threads "
+    "serve": "arena table monitor requests hold batch arguments lender guesses handles views",
+    "scripted": "evidence arena table policy ioqueue monitor landing requests core hold batch views serve threads "
     "posix cpython std",
 }
 EVERYWHERE = {"fastcache": {"std"}, "fastcache_ext": {"libc", "cython", "atomics"}}

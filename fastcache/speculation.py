@@ -1,0 +1,52 @@
+"""What a store says of its guesses: how many are let in, and why. Imports describe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastcache.describe import feature
+
+NOT_JUDGED = ("pin", "warm")
+FEW = 32  # resolved guesses below which nothing is decided
+
+
+def describe_speculation(requested: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry "speculation" of a description, from what was asked for and what the compiled half tells.
+
+    "used" is "full", "narrowed" or "stopped": what the predictors that were heard of have in common, "narrowed" when
+    they differ; or "off". "predictors" holds their counters; issued == used + late + wasted + cancelled + failed +
+    unread + in_flight.
+    """
+    rows = {
+        name: row
+        for name, row in told["predictors"].items()
+        if row["issued"] or row["declined"] or name not in ("caller", *NOT_JUDGED)
+    }
+    judged = {name: row for name, row in rows.items() if name not in NOT_JUDGED}
+    if requested == "off":
+        used, reason = "off", "speculation='off': every prefetch is declined; pins and warm() are not"
+    elif requested == "always":
+        used, reason = "full", "speculation='always': nothing is declined"
+    else:
+        states = {row["state"] for row in judged.values()}
+        used = states.pop() if len(states) == 1 else "narrowed" if states else "full"
+        reason = "; ".join(_sentence(name, row) for name, row in judged.items())
+    return feature(
+        requested,
+        used,
+        reason or "nothing was guessed yet",
+        predictors={name: {key: row[key] for key in ("state", *told["counts"])} for name, row in rows.items()},
+    )
+
+
+def _sentence(name: str, row: Mapping[str, Any]) -> str:
+    n = round(row["remembered"])
+    if row["state"] == "full" and n < FEW:
+        return f"{name}: {n} guesses resolved, {FEW} are needed to judge"
+    figures = (
+        f"{round(row['hits'])} of the last {n} guesses were used; they saved {row['gain_ns'] / 1e6:.1f} ms of waits "
+        f"and cost {row['cost_ns'] / 1e6:.1f} ms"
+    )
+    verdict = {"full": "", "narrowed": " (half of each call is read)", "stopped": " (stopped, but for probes)"}
+    return f"{name}{verdict[row['state']]}: {figures}"
