@@ -12,6 +12,7 @@ Rounds with more than 5 % steal do not count.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,18 @@ def make_file(directory: Path) -> Path:
             os.fsync(out.fileno())
     subprocess.run(["dd", f"if={path}", "of=/dev/null", "bs=4M", "iflag=direct", "status=none"], check=True)
     return path
+
+
+@contextlib.contextmanager
+def huge_pages() -> Iterator[None]:
+    """Explicit huge pages for fio's memory, meanwhile."""
+    pages = Path("/proc/sys/vm/nr_hugepages")
+    had = pages.read_text()
+    pages.write_text("96")
+    try:
+        yield
+    finally:
+        pages.write_text(had)
 
 
 def fio(path: Path, size: int, batched: bool) -> dict[str, float]:
@@ -85,7 +99,10 @@ def fio(path: Path, size: int, batched: bool) -> dict[str, float]:
 def ours(path: Path, size: int, engine: str) -> dict[str, float]:
     """One run in a process of its own."""
     done = subprocess.run(
-        [sys.executable, __file__, str(path.parent), "--arm", str(size), "--engine", engine],
+        [
+            *(sys.executable, __file__, str(path.parent), "--arm", str(size), "--engine", engine),
+            *("--file-bytes", str(FILE_BYTES), "--seconds", str(SECONDS)),
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -93,10 +110,10 @@ def ours(path: Path, size: int, engine: str) -> dict[str, float]:
     return json.loads(done.stdout)
 
 
-def arm(path: Path, size: int, engine: str) -> None:
+def arm(path: Path, size: int, engine: str, file_bytes: int, run_seconds: float) -> None:
     import fastcache
 
-    count = FILE_BYTES // size
+    count = file_bytes // size
     source = fastcache.FileRangeSource(path, {(0, e): (e * size, size) for e in range(count)})
     rng = random.Random()
     with fastcache.open(
@@ -108,7 +125,7 @@ def arm(path: Path, size: int, engine: str) -> None:
         store.acquire_many(0, order[-BATCH:]).release()
         before, cpu = store.stats(), resource.getrusage(resource.RUSAGE_SELF)
         start = time.perf_counter()
-        while time.perf_counter() - start < SECONDS:
+        while time.perf_counter() - start < run_seconds:
             store.acquire_many(0, order[at : at + BATCH]).release()
             at = (at + BATCH) % (count - 2 * BATCH)
         seconds = time.perf_counter() - start
@@ -138,18 +155,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--engine", default="uring")
     parser.add_argument("--arm", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--file-bytes", type=int, default=FILE_BYTES, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.arm:
-        arm(options.directory / "experts.bin", options.arm, options.engine)
+        arm(options.directory / "experts.bin", options.arm, options.engine, options.file_bytes, options.seconds)
         return
     path = make_file(options.directory)
-    pages = Path("/proc/sys/vm/nr_hugepages")
-    had = pages.read_text()
-    pages.write_text("96")
-    try:
+    with huge_pages():
         sizes = {name: measure(path, size, options) for name, size in SIZES.items()}
-    finally:
-        pages.write_text(had)
     receipt: dict[str, Any] = {
         "what": __doc__,
         **facts(options.directory),
