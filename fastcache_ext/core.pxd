@@ -35,5 +35,6 @@ cdef class Core:
     cdef object failure(self, const fc_node *node)
     cdef int _make(self, fc_arena *arena, bytes cls_of, bytes first, bytes extents, bytes span, int policy, int n_ops,
                    int64_t chunk) except -1
+    cdef int _haunt(self, bint choosing) except -1
     cdef int _start(self, fc_port *port, str engine, int queue_depth, int io_threads) except -1
     cdef bint _stop(self, int64_t timeout_ns)

@@ -24,10 +24,11 @@ from fastcache_ext.arena cimport (
     FC_HUGE_OFF, FC_HUGE_THP, FC_HUGE_TLB, arena_new, arena_unref, fc_arena, fork_generation,
 )
 from fastcache_ext.files cimport FileSet
+from fastcache_ext.ghosts cimport MAX_GHOSTS
 from fastcache_ext.ioqueue cimport FC_ECLOSED, fc_extent, fc_port
 from fastcache_ext.landing cimport landing_port
 from fastcache_ext.monitor cimport (
-    core_close, core_free, core_lock, core_new, core_unlock, fc_node,
+    core_close, core_free, core_haunt, core_lock, core_new, core_unlock, fc_node,
 )
 from fastcache_ext.pread cimport pread_join, pread_start
 from fastcache_ext.table cimport table_resident
@@ -65,7 +66,7 @@ cdef class Core:
 
     def _open(self, *, layers, cls_of, ext_first, extents, span, FileSet files, class_bytes, class_slots, policy,
               engine, chunk, queue_depth, io_threads, hugepages, mlock, registered, overflow, direct_required,
-              slot_align=4096, speculation="auto"):
+              slot_align=4096, speculation="auto", ghosts=False, choosing=False):
         """Make the arena, the table and the engine.
 
         Parameters
@@ -85,6 +86,8 @@ cdef class Core:
             Bytes: what every slot and every pass-through buffer is aligned to.
         speculation : {"auto", "always", "off"}
             Which guesses are let in: see evidence.pyx.
+        ghosts, choosing : bool
+            Whether ghost caches of all policies watch the traffic, and whether they may change the policy.
 
         Raises OSError with the errno and the name of what the system refused.
         """
@@ -127,6 +130,8 @@ cdef class Core:
                        max(<int>queue_depth, <int>io_threads) + 1, chunk)
         finally:
             arena_unref(arena)          # the core has its own reference
+        if ghosts:
+            self._haunt(choosing)
         self.c.direct_required = direct_required
         self.c.overflow_limit = overflow
         self.c.evidence.mode = SPECULATION[speculation]
@@ -151,6 +156,16 @@ cdef class Core:
             self.fileset.n_files if self.fileset is not None else 0, n_ops, chunk, min(chunk, GUESS_CHUNK))
         if self.c == NULL:
             raise MemoryError
+        return 0
+
+    cdef int _haunt(self, bint choosing) except -1:
+        cdef int32_t kinds[MAX_GHOSTS]
+        cdef int32_t n = 0
+        for kind in sorted(POLICIES.values())[:MAX_GHOSTS]:
+            kinds[n] = kind
+            n += 1
+        with nogil:
+            core_haunt(self.c, kinds, n, choosing)
         return 0
 
     cdef int _start(self, fc_port *port, str engine, int queue_depth, int io_threads) except -1:

@@ -12,6 +12,7 @@ from fastcache_ext.evidence cimport (
     evidence_absent, evidence_admit, evidence_demand, evidence_issued, evidence_joined, evidence_used, evidence_wait_begins,
     evidence_wasted,
 )
+from fastcache_ext.ghosts cimport ghosts_hear
 from fastcache_ext.ioqueue cimport (
     FC_DEMAND, FC_ECANCELLED, FC_ECLOSED, FC_GUESS, fc_load, load_cut, queue_promote, queue_push,
 )
@@ -38,12 +39,19 @@ cdef void leave(fc_core *c) noexcept nogil:
         pthread_cond_broadcast(&c.work)     # whom it wakes finds the mutex free
 
 
+cdef inline void hear(fc_core *c, int32_t key, int32_t slot) noexcept nogil:
+    """A demand, in request order: the policy learns of it, and so do predictors and ghosts."""
+    c.table.policy.request(&c.table.policy, key, slot)
+    evidence_demand(&c.evidence, key, c.table.layer_of[key])
+    if c.ghosts != NULL:
+        ghosts_hear(c.ghosts, key, c.table.layer_of[key])
+
+
 cdef void note_hit(fc_core *c, int32_t key, int32_t slot, bint asked) noexcept nogil:
     """Count a demand for a resident expert that was just leased for it, and tell the policy unless it was asked before."""
     cdef fc_counters *n = &c.counters
     if not asked:
-        c.table.policy.request(&c.table.policy, key, slot)
-        evidence_demand(&c.evidence, key, c.table.layer_of[key])
+        hear(c, key, slot)
     count_begin(n)
     count(n, C_REQUESTS, 1)
     count(n, C_HITS, 1)
@@ -142,8 +150,7 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
     cdef fc_node *other
     if w.mode == FC_MODE_DEMAND:
         if not node.asked:
-            c.table.policy.request(&c.table.policy, node.key, load.slot)
-            evidence_demand(&c.evidence, node.key, c.table.layer_of[node.key])
+            hear(c, node.key, load.slot)
             node.asked = 1
         count_begin(n)
         count(n, C_REQUESTS, 1)
@@ -185,8 +192,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     cdef fc_evicted evicted
     cdef fc_load *load = NULL
     if demand and not node.asked:
-        c.table.policy.request(&c.table.policy, key, -1)
-        evidence_demand(&c.evidence, key, c.table.layer_of[key])
+        hear(c, key, -1)
         node.asked = 1
     slot = table_reserve(&c.table, key, origin, FC_FOR_GUESS if w.mode == FC_MODE_GUESS else FC_FOR_DEMAND,
                          c.generation + 1, &evicted)

@@ -22,6 +22,7 @@ FASTCACHE = {
     "failures": "errors keys units",
     "describe": "settings units",
     "speculation": "describe",
+    "curve": "errors",
     "pyworker": "",
     "stats": "units",
     "reports": "describe speculation stats",
@@ -33,7 +34,7 @@ FASTCACHE = {
     "sizing": "budget inventory memory placement settings units numpy",
     "assembly": "errors units settings describe inventory placement numpy",
     "waves": "",
-    "store": "assembly errors keys units settings failures describe stats reports placement inventory "
+    "store": "assembly errors keys units settings failures curve describe stats reports placement inventory "
     "sizing pyworker waves formats layout sources numpy fastcache_ext",
     "opening": "settings store",
     "traces": "errors keys units budget layout numpy fastcache_ext",  # of the compiled half: policy names and simulate
@@ -64,20 +65,25 @@ EXT = {
     "s3fifo": "policy order",
     "sieve": "policy order",
     "table": "policy arena counters",
+    "ghost": "policy",
+    "stack": "",
+    "ghosts": "ghost stack threads",
     "ioqueue": "posix",
     "files": "ioqueue posix cpython std",
     "liburing": "std",
     "pread": "ioqueue threads posix",
     "ring": "liburing",
     "uring": "ioqueue liburing ring threads posix",
-    "monitor": "threads counters evidence arena policy table ioqueue landing",
+    "monitor": "threads counters evidence ghosts arena policy table ioqueue landing",
     "landing": "threads counters evidence arena table ioqueue files monitor",  # of monitor, the structs alone
-    "requests": "threads counters evidence arena policy table ioqueue monitor landing",
-    "worker": "arena monitor landing threads uring",
+    "requests": "threads counters evidence ghosts arena policy table ioqueue monitor landing",
+    "auto": "arena ioqueue policy table monitor ghosts threads",
+    "worker": "arena monitor landing auto ghosts threads uring",
     "hold": "arena monitor",
-    "core": "threads counters evidence arena policy table ioqueue files liburing pread uring monitor landing worker "
-    "cpython std",
+    "core": "threads counters evidence ghosts arena policy table ioqueue files liburing pread uring monitor landing "
+    "worker cpython std",
     "report": "arena counters monitor table uring core",
+    "watch": "auto core ghosts policy threads",
     "batch": "threads arena counters ioqueue monitor requests core hold cpython",
     "arguments": "core",
     "views": "arena hold cpython numpy std",
