@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from fastcache import assembly, errors, failures, reports
+from fastcache.curve import LiveCurve, live_curve
 from fastcache.describe import Description
 from fastcache.inventory import Inventory, inventory_of
 from fastcache.keys import ExpertKey
@@ -32,6 +33,7 @@ from fastcache_ext.handles import Prefetch
 from fastcache_ext.policy import NAMES as POLICIES
 from fastcache_ext.serve import Server
 from fastcache_ext.views import Catalog, ExpertLease
+from fastcache_ext.watch import report as ghost_report
 
 __all__ = ["POLICIES", "ExpertLease", "ExpertStore", "Leases", "Prefetch"]
 
@@ -126,7 +128,9 @@ class ExpertStore(Server):
                 files=self._files,
                 class_bytes=sizing.slot_bytes,
                 class_slots=sizing.slots,
-                policy=settings.policy,
+                policy="next_use" if settings.policy == "auto" else settings.policy,
+                ghosts=settings.ghosts,
+                choosing=settings.policy == "auto",
                 engine=engine,
                 chunk=chunk,
                 queue_depth=settings.queue_depth,
@@ -260,6 +264,16 @@ class ExpertStore(Server):
         in several threads the one left last decides. Costs two moments under the store's mutex, and a hit nothing.
         """
         return reports.Phase(self, name)
+
+    def mrc(self) -> LiveCurve:
+        """Return the live miss-ratio curve, and every policy's hit rate, of the demands so far.
+
+        FeatureUnavailable without `open(..., ghosts=True)` or policy="auto". Takes milliseconds; thread-safe.
+        """
+        return live_curve(self._ghosts(curve=True), self._sizing.experts)
+
+    def _ghosts(self, curve: bool = False) -> dict[str, Any] | None:
+        return ghost_report(self, curve)
 
     def describe(self) -> Description:
         """Return per feature what was asked, what is used and why, and the sizes of things."""

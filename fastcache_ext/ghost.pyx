@@ -1,8 +1,9 @@
 """One ghost cache: a policy, the keys it would hold, and no bytes.
 
 A sample of the experts stands for all of them, in as many slots as the sample has of the store's. Only next_use knows of visits,
-and a visit none of whose experts is sampled is one too: so it sees a mark per layer, a key behind those of the sample that is asked
-for first at every visit of the layer, and never admitted. A visit is served as the store serves a batch, so that no policy gives up a member of it.
+and a visit none of whose experts is sampled is one too: so it sees a mark per layer, a key behind those of the sample that is
+asked for first at every visit of the layer, and never admitted. A visit is served as the store serves a batch, so that no policy
+gives up a member of it.
 May import libc, atomics and policy.
 """
 from libc.errno cimport ENOMEM

@@ -62,7 +62,8 @@ ctypedef struct fc_ghosts:
 
 # `span[k]` < 0: no such expert. `slots`: of the store, [n_classes]. NULL without memory, or when nothing could be sampled.
 cdef fc_ghosts *ghosts_new(int32_t n_layers, const int32_t *layer_first, const uint8_t *cls_of, const int64_t *span,
-                           int32_t n_classes, const int32_t *slots, const int32_t *kinds, int32_t n_kinds, int32_t every) noexcept nogil
+                           int32_t n_classes, const int32_t *slots, const int32_t *kinds, int32_t n_kinds,
+                           int32_t every) noexcept nogil
 cdef void ghosts_free(fc_ghosts *g) noexcept nogil
 # Take up to `room` entries out of the ring; the store's mutex is held.
 cdef int ghosts_take(fc_ghosts *g, uint16_t *out, int room) noexcept nogil

@@ -1,8 +1,8 @@
 """The sample, and what its ghosts make of the traffic.
 
 Which experts are sampled is fixed at open: of every layer the same share, chosen by a hash, so that no layer counts more than it
-should; a pool of up to WHOLE experts whole. Nothing here grows with the traffic: a ring that is full loses entries, which are counted,
-and the next one begins a new visit.
+should; a pool of up to WHOLE experts whole. Nothing here grows with the traffic: a ring that is full loses entries, which are
+counted, and the next one begins a new visit.
 The choice: a window of sampled requests gives every ghost a hit rate, halved into what was before. The policy in use is replaced
 when another is ahead of it by the margin in LEADS windows in a row, and not within REST windows of the last switch.
 May import libc, ghost, stack and threads.
@@ -101,7 +101,8 @@ cdef int sample(fc_ghosts *g, int32_t n_layers, const int32_t *layer_first, cons
 
 
 cdef fc_ghosts *ghosts_new(int32_t n_layers, const int32_t *layer_first, const uint8_t *cls_of, const int64_t *span,
-                           int32_t n_classes, const int32_t *slots, const int32_t *kinds, int32_t n_kinds, int32_t every) noexcept nogil:
+                           int32_t n_classes, const int32_t *slots, const int32_t *kinds, int32_t n_kinds,
+                           int32_t every) noexcept nogil:
     cdef fc_ghosts *g = <fc_ghosts *>calloc(1, sizeof(fc_ghosts))
     cdef int32_t k, i, pool = 0, n_keys = layer_first[n_layers]
     if g == NULL:

@@ -81,7 +81,8 @@ cdef void core_haunt(fc_core *c, const int32_t *kinds, int32_t n_kinds, int choo
     cdef int32_t i
     for i in range(c.arena.n_classes):
         slots[i] = c.arena.class_first[i + 1] - c.arena.class_first[i]
-    c.ghosts = ghosts_new(c.table.n_layers, c.table.layer_first, c.table.cls_of, c.span, c.arena.n_classes, slots, kinds, n_kinds, 0)
+    c.ghosts = ghosts_new(c.table.n_layers, c.table.layer_first, c.table.cls_of, c.span, c.arena.n_classes, slots,
+                          kinds, n_kinds, 0)
     if c.ghosts != NULL:
         c.ghosts.wake = &c.chores
         c.ghosts.choosing = choosing

@@ -4,7 +4,7 @@ The line of times has two places per key; when it is used up, what stands on it 
 O(log keys) and memory never grows. May import libc.
 """
 from libc.errno cimport ENOMEM
-from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t
+from libc.stdint cimport int32_t, uint16_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 

@@ -25,7 +25,7 @@ FASTCACHE = {
     "curve": "errors",
     "pyworker": "",
     "stats": "units",
-    "reports": "describe speculation stats",
+    "reports": "curve describe speculation stats",
     "formats": "errors numpy ml_dtypes",
     "layout": "errors keys formats numpy ml_dtypes",
     "sources": "errors keys layout numpy typing_extensions",
