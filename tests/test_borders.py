@@ -37,6 +37,7 @@ FASTCACHE = {
     "store": "assembly errors keys units settings failures curve describe stats reports placement inventory "
     "sizing pyworker waves formats layout sources numpy fastcache_ext",
     "opening": "settings store",
+    "metrics": "describe errors reports stats store prometheus_client",
     "traces": "errors keys units budget layout numpy fastcache_ext",  # of the compiled half: policy names and simulate
     "quant": "errors numpy ml_dtypes",
     "linear": "errors quant numpy",
@@ -90,7 +91,7 @@ EXT = {
     "lender": "arguments hold report views",
     "guesses": "evidence monitor lender std",
     "handles": "arena ioqueue monitor requests arguments batch lender views",
-    "serve": "arena table monitor requests hold batch arguments lender guesses handles views",
+    "serve": "arena table core monitor requests hold batch arguments lender guesses handles views",
     "scripted": "evidence arena table policy ioqueue monitor landing requests core hold batch views serve threads "
     "posix cpython std",
 }
