@@ -189,15 +189,11 @@ class ExpertStore(Server):
 
     def expert_nbytes(self, layer: int | ExpertKey, expert: int | None = None) -> int:
         """Return an expert's payload in bytes, without padding."""
-        if expert is None:
-            layer, expert = layer  # type: ignore[misc]
-        return int(self._payload[self._key(layer, expert)])
+        return int(self._payload[self._key(*self._pair(layer, expert))])
 
     def is_resident(self, layer: int | ExpertKey, expert: int | None = None) -> bool:
         """Whether an acquire would be a hit now. Counts nothing."""
-        if expert is None:
-            layer, expert = layer  # type: ignore[misc]
-        return bool(self._is_resident(layer, expert))
+        return self._is_resident(*self._pair(layer, expert))
 
     def prefetch(
         self,

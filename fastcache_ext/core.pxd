@@ -9,6 +9,10 @@ from fastcache_ext.pread cimport fc_pread
 from fastcache_ext.uring cimport fc_uring
 from fastcache_ext.worker cimport fc_worker
 
+cdef str shown(object given)
+# The two parts of an ExpertKey, or a TypeError that says what was given instead.
+cdef tuple key_parts(object key)
+
 cdef class Core:
     cdef fc_core *c
     cdef fc_uring *ring
@@ -29,6 +33,7 @@ cdef class Core:
     cdef readonly str engine_reason     # why it is not the one that was preferred
 
     cdef int32_t key(self, object layer, object expert) except -1
+    cdef int32_t not_a_key(self, object what, object given) except -1
     cdef int same_process(self) except -1
     cdef int check(self) except -1
     cdef bint forked(self) noexcept
