@@ -48,8 +48,8 @@ cdef class Ready:
             if node_is(node, FC_NODE_NO_ROOM):
                 private += 1
                 batch.make_room(i)
-                if node_is(node, FC_NODE_FAILED) and node.landed == NULL and batch.w.landed_last != node:
-                    self.failed[self.server._where(node.key)] = self.server.failure(node)       # refused: it never flew
+                if node_is(node, FC_NODE_FAILED) and node.generation == 0:      # refused: it never flew, so it will not land
+                    self.failed[self.server._where(node.key)] = self.server.failure(node)
             else:
                 batch.fill(i)
             if node_is(node, FC_NODE_HELD) and node.was_resident:
