@@ -25,6 +25,7 @@ from fastcache.settings import Settings
 from fastcache.sizing import size_store
 from fastcache.stats import Stats
 from fastcache.units import format_bytes
+from fastcache.warming import Warmed, warm
 from fastcache.waves import Waves
 from fastcache_ext import liburing
 from fastcache_ext.arguments import Leases
@@ -54,6 +55,8 @@ class ExpertStore(Server):
         Experts that a token uses in a layer.
     budget_bytes : int
         What the arena may take; `describe()["arena_bytes"]` is what it takes.
+    hot_list : iterable of ExpertKey, or None
+        What `warm()` reads first, hottest first; may be set at any time, for example to a `HotList`.
 
     Notes
     -----
@@ -70,6 +73,7 @@ class ExpertStore(Server):
         self._python_worker: PythonWorker | None = None
         self._settings = settings
         self._baseline: Stats | None = None  # what reset_stats() has put behind us
+        self.hot_list: Iterable[tuple[int, int]] | None = None
         self._file_rows: Sequence[Mapping[str, Any]] = []  # as they were at close
         inventory = self._inventory = inventory_of(source)
         self.name = name or (
@@ -218,6 +222,36 @@ class ExpertStore(Server):
             self._worker().put(handle._fill)
         return handle
 
+    def warm(
+        self, keys: Iterable[tuple[int, int]] | None = None, progress: Callable[[int, int], Any] | None = None
+    ) -> Warmed:
+        """Read experts into slots, and wait until they are there: a gate before the first token, and no speculation.
+
+        Counted like prefetches. Takes no slot that is leased, pinned, or filled and not used yet. Reads of other
+        threads wait behind 64 MiB of it at most.
+
+        Parameters
+        ----------
+        keys : iterable of ExpertKey, optional
+            In order of importance; they may take the slots of experts that were used before. None: fill what is empty,
+            with the hot list first, if there is one, then with expert 0 of every layer, expert 1, and so on.
+        progress : callable, optional
+            Called with (bytes done, bytes of all that will be read or is here).
+
+        Returns
+        -------
+        Warmed
+            (loaded, resident, no_room): how many were read, were here already, found no slot.
+
+        Raises
+        ------
+        UnknownExpert
+            Before anything is read.
+        BatchFailed
+            At the end, if reads failed: `.failed` says which and why. The others stay.
+        """
+        return warm(self, keys, progress)
+
     def waves(self, layer: int, experts: Iterable[int]) -> Waves:
         """Part the experts of a layer into lists that fit the budget beside what is leased, hits first, each once.
 
@@ -321,6 +355,9 @@ class ExpertStore(Server):
         self.close()
 
     # ---- what the border asks
+
+    def _class_of(self, key: ExpertKey) -> int:
+        return int(self._sizing.cls[self._key(*key)])
 
     def _error(
         self, code: int, layer: Any, expert: Any, path: str | None, offset: int, wanted: int, got: int

@@ -160,6 +160,11 @@ cdef class Prefetch:
             out[self.server.catalog.key_type(*self.server._where(node.key))] = what
         return out
 
+    def _errors(self):
+        """Return {(layer, expert): error} of what failed."""
+        return {self.server._where(self.batch.nodes[i].key): self.server.failure(&self.batch.nodes[i])
+                for i in range(self.batch.n) if node_is(&self.batch.nodes[i], FC_NODE_FAILED)}
+
     def _fill(self):
         """For Python sources: read what this prefetch issued, in the calling thread."""
         cdef int i

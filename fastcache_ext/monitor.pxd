@@ -13,7 +13,8 @@ from fastcache_ext.threads cimport pthread_cond_t, pthread_mutex_t, pthread_t
 cdef enum:                  # what a wait is for
     FC_MODE_DEMAND = 0      # somebody wants the experts now: leases, counted as requests
     FC_MODE_GUESS = 1       # a prefetch: no leases
-    FC_MODE_PIN = 2         # read like a prefetch, leased like a demand
+    FC_MODE_PIN = 2         # counted like a prefetch, read and leased like a demand
+    FC_MODE_WARM = 3        # the same, but evicts as little as a guess
 
 cdef enum:                  # what became of a node
     FC_NODE_NEW = 0

@@ -10,7 +10,7 @@ from libc.string cimport memcpy
 from fastcache_ext.arena cimport arena_ref, arena_unref, fork_generation, lease_drop, private_unref
 from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.counters cimport count_begin, count_end, count_wait, counters_destroy, counters_init
-from fastcache_ext.evidence cimport EV_CALLER, EV_PIN, evidence_free, evidence_init
+from fastcache_ext.evidence cimport EV_CALLER, EV_PIN, EV_WARM, evidence_free, evidence_init
 from fastcache_ext.ghosts cimport ghosts_free, ghosts_new, ghosts_used
 from fastcache_ext.landing cimport finish
 from fastcache_ext.ioqueue cimport FC_ECANCELLED, FC_ECLOSED, FC_GUESS, queue_init, queue_unlink
@@ -124,7 +124,7 @@ cdef bint core_unpin(fc_core *c, int32_t key) noexcept nogil:
 cdef void wait_init(fc_wait *w, fc_core *c, int mode, int each, fc_node *nodes, int n) noexcept nogil:
     cdef int i
     w.mode = mode
-    w.predictor = EV_PIN if mode == FC_MODE_PIN else EV_CALLER
+    w.predictor = EV_PIN if mode == FC_MODE_PIN else EV_WARM if mode == FC_MODE_WARM else EV_CALLER
     w.each = each
     w.pending = 0
     w.n = n

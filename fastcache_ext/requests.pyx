@@ -18,8 +18,8 @@ from fastcache_ext.ioqueue cimport (
 )
 from fastcache_ext.landing cimport finish
 from fastcache_ext.monitor cimport (
-    FC_MODE_DEMAND, FC_MODE_GUESS, FC_NODE_DECLINED, FC_NODE_FAILED, FC_NODE_FLYING, FC_NODE_HELD, FC_NODE_NO_ROOM, fc_core,
-    fc_node, fc_wait, node_is, node_set,
+    FC_MODE_DEMAND, FC_MODE_GUESS, FC_MODE_WARM, FC_NODE_DECLINED, FC_NODE_FAILED, FC_NODE_FLYING, FC_NODE_HELD,
+    FC_NODE_NO_ROOM, fc_core, fc_node, fc_wait, node_is, node_set,
 )
 from fastcache_ext.policy cimport FC_FOR_DEMAND, FC_FOR_GUESS
 from fastcache_ext.table cimport (
@@ -188,13 +188,14 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     cdef fc_counters *n = &c.counters
     cdef int32_t key = node.key, slot = -1, i
     cdef bint demand = w.mode == FC_MODE_DEMAND
+    cdef bint careful = w.mode == FC_MODE_GUESS or w.mode == FC_MODE_WARM
     cdef int origin = FC_FROM_DEMAND if demand else FC_FROM_PREFETCH
     cdef fc_evicted evicted
     cdef fc_load *load = NULL
     if demand and not node.asked:
         hear(c, key, -1)
         node.asked = 1
-    slot = table_reserve(&c.table, key, origin, FC_FOR_GUESS if w.mode == FC_MODE_GUESS else FC_FOR_DEMAND,
+    slot = table_reserve(&c.table, key, origin, FC_FOR_GUESS if careful else FC_FOR_DEMAND,
                          c.generation + 1, &evicted)
     if slot >= 0:
         load = &c.loads[slot]

@@ -224,6 +224,17 @@ cdef class Server(Guesser):
         p.batch.begin(self, FC_MODE_GUESS, False, k.keys, k.n, whose)
         return p
 
+    def _warm(self, list keys):
+        """Start reading experts, and lease them while the handle lives: at a demand's speed, with a guess's rights."""
+        cdef Keys k = Keys.__new__(Keys)
+        cdef Prefetch p = Prefetch.__new__(Prefetch)
+        self.check()
+        k.read(self, keys, None)
+        p.server = self
+        p.batch = Batch.__new__(Batch)
+        p.batch.begin(self, FC_MODE_WARM, False, k.keys, k.n)
+        return p
+
     def pin(self, layer, experts=None, *, timeout=None):
         """Read experts if needed, and keep them resident until unpin(). Idempotent. Waits for the reads.
 

@@ -34,8 +34,9 @@ FASTCACHE = {
     "sizing": "budget inventory memory placement settings units numpy",
     "assembly": "errors units settings describe inventory placement numpy",
     "waves": "",
+    "warming": "keys",
     "store": "assembly errors keys units settings failures curve describe stats reports placement inventory "
-    "sizing pyworker waves formats layout sources numpy fastcache_ext",
+    "sizing pyworker warming waves formats layout sources numpy fastcache_ext",
     "opening": "settings store",
     "metrics": "describe errors reports stats store prometheus_client",
     "traces": "errors keys units budget layout numpy fastcache_ext",  # of the compiled half: policy names and simulate
