@@ -65,6 +65,7 @@ def describe_store(
     *,
     name: str,
     family: str,
+    fingerprint: str,
     policy: dict[str, Any],
     engine: tuple[str, str, str | None],
     budget_bytes: int,
@@ -91,6 +92,7 @@ def describe_store(
         {
             "name": name,
             "family": family,
+            "fingerprint": fingerprint,
             "policy": policy,
             "engine": feature(s.engine, engine[0], engine[1], liburing=engine[2]),
             "direct": feature(

@@ -35,6 +35,7 @@ def described(store: Any, liburing: str | None) -> Description:
         store._file_rows or store._files.describe(),
         name=store.name,
         family=store.family,
+        fingerprint=store.fingerprint,
         policy=policy_feature(store._settings.policy, store._ghosts()),
         engine=(store.engine_used, store.engine_reason, liburing),
         budget_bytes=store.budget_bytes,

@@ -17,6 +17,7 @@ import numpy as np
 from fastcache import assembly, errors, failures, reports
 from fastcache.curve import LiveCurve, live_curve
 from fastcache.describe import Description
+from fastcache.fingerprint import fingerprint
 from fastcache.inventory import Inventory, inventory_of
 from fastcache.keys import ExpertKey
 from fastcache.placement import Placement
@@ -55,6 +56,8 @@ class ExpertStore(Server):
         Experts that a token uses in a layer.
     budget_bytes : int
         What the arena may take; `describe()["arena_bytes"]` is what it takes.
+    fingerprint : str
+        Tells this checkpoint from others: what a `HotList` is kept with.
     hot_list : iterable of ExpertKey, or None
         What `warm()` reads first, hottest first; may be set at any time, for example to a `HotList`.
 
@@ -86,7 +89,9 @@ class ExpertStore(Server):
         self._files = FileSet(inventory.paths, direct=direct, memory=inventory.memory)
         rows = self._files.describe()
         file_align = [row["align"] for row in rows]
-        assembly.check_ends(inventory, [row["size"] for row in rows])
+        sizes = [row["size"] for row in rows]
+        assembly.check_ends(inventory, sizes)
+        self.fingerprint = fingerprint(inventory, sizes)
         placement = assembly.place_experts(inventory, file_align)
         largest = max([512, *file_align])
         slot_align = max(PAGE, largest)
@@ -227,21 +232,16 @@ class ExpertStore(Server):
     ) -> Warmed:
         """Read experts into slots, and wait until they are there: a gate before the first token, and no speculation.
 
-        Counted like prefetches. Takes no slot that is leased, pinned, or filled and not used yet. Reads of other
-        threads wait behind 64 MiB of it at most.
+        Counted like prefetches, never declined. Takes no slot that is leased, pinned, or filled and not used yet. Reads
+        of other threads wait behind 64 MiB of it at most.
 
         Parameters
         ----------
         keys : iterable of ExpertKey, optional
-            In order of importance; they may take the slots of experts that were used before. None: fill what is empty,
-            with the hot list first, if there is one, then with expert 0 of every layer, expert 1, and so on.
+            The first is the most important; they may take slots of experts used before. None: fill what is empty, from
+            `hot_list`, if there is one, then with expert 0 of every layer, expert 1, and so on.
         progress : callable, optional
-            Called with (bytes done, bytes of all that will be read or is here).
-
-        Returns
-        -------
-        Warmed
-            (loaded, resident, no_room): how many were read, were here already, found no slot.
+            Called with (bytes done, bytes of all).
 
         Raises
         ------
@@ -257,10 +257,6 @@ class ExpertStore(Server):
 
         Each list is sized when it is asked for, from what is leased then: acquire its experts, and let go of them
         before the next. It has at least one expert, even when no slot is free. Other threads may take the room.
-
-        Raises
-        ------
-        UnknownExpert
         """
         return Waves(self, layer, experts)
 
@@ -355,9 +351,6 @@ class ExpertStore(Server):
         self.close()
 
     # ---- what the border asks
-
-    def _class_of(self, key: ExpertKey) -> int:
-        return int(self._sizing.cls[self._key(*key)])
 
     def _error(
         self, code: int, layer: Any, expert: Any, path: str | None, offset: int, wanted: int, got: int
