@@ -41,7 +41,7 @@ FASTCACHE = {
     "inventory sizing pyworker warming waves formats layout sources numpy fastcache_ext",
     "opening": "settings store",
     "metrics": "describe errors reports stats store prometheus_client",
-    "traces": "errors keys units budget layout numpy fastcache_ext",  # of the compiled half: policy names and simulate
+    "traces": "errors keys units budget layout placement numpy fastcache_ext",  # the simulator, and names of policies
     "quant": "errors numpy ml_dtypes",
     "linear": "errors quant numpy",
     "moe": "errors keys units formats layout quant linear predictors store numpy ml_dtypes",
@@ -50,7 +50,7 @@ FASTCACHE = {
     "rawread": "numpy",
     "demo": "face moe predictors fixture rawread numpy",
     "seed_replay": "face fixture numpy",
-    "cli": "errors units fixture demo seed_replay click rich threadpoolctl",
+    "cli": "errors units traces fixture demo seed_replay click rich threadpoolctl",
     "__main__": "cli",
 }
 # The same for the compiled half. libc and the atomics are open to all of it.
@@ -94,6 +94,8 @@ EXT = {
     "lender": "arguments hold report views",
     "guesses": "evidence monitor lender std",
     "handles": "arena ioqueue monitor requests arguments batch lender views",
+    "simulate": "arena table policy cpython",
+    "belady": "cpython",
     "serve": "arena table core monitor requests hold batch arguments lender guesses handles views",
     "scripted": "evidence arena table policy ioqueue monitor landing requests core hold batch views serve threads "
     "posix cpython std",

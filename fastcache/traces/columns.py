@@ -26,6 +26,14 @@ class Column:
         self.length = 0
         self._file = tempfile.TemporaryFile(dir=scratch_directory())  # noqa: SIM115
 
+    def __enter__(self) -> Column:
+        """Return this."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+        self.close()
+
     def close(self) -> None:
         """Give the file up; what finish() returned stays."""
         self._file.close()
@@ -35,6 +43,12 @@ class Column:
         values = np.ascontiguousarray(values, self.dtype)
         self._file.write(values.data)
         self.length += len(values)
+
+    def zeros(self, length: int) -> Array:
+        """Return an array of that many zeros instead, to be written to in any order."""
+        self._file.truncate(length * self.dtype.itemsize)
+        self.length = length
+        return self.finish()
 
     def finish(self) -> Array:
         """Return the array, mapped; the file goes with it. Nothing can be appended any more."""
@@ -68,7 +82,7 @@ class Batches:
         self.phase.append(phase)
         self.token.append(token)
 
-    def finish(self) -> dict[str, Array]:
+    def finish(self) -> dict[str, Any]:
         """Return the columns by their names in Trace, mapped."""
         return {
             "keys": self.keys.finish(),

@@ -260,7 +260,7 @@ def write_trace(trace: Trace, path: str | os.PathLike[str], run: Mapping[str, An
         expert_nbytes=tuple(nbytes.tolist()) if isinstance(nbytes, np.ndarray) else nbytes,
         run=trace.run if run is None else run,
     )
-    step = BLOCK // 16
+    step = BLOCK // 4
     now = np.asarray([0, -1])
     with open(path, "wb") as file:
         file.write(pack_header(header))

@@ -12,7 +12,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 UNKNOWN, PREFILL, DECODE = 0, 1, 2  # values of `phase`
 PHASES = ("unknown", "prefill", "decode")
-BLOCK = 1 << 20  # requests looked at together, where a trace is read from end to end
+BLOCK = 1 << 16  # requests or records looked at together, where a trace is read from end to end
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,94 @@
+"""`fastcache replay`: a trace through the store's policies. Imports click, rich, traces and units."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fastcache.cli.options import as_json
+from fastcache.cli.traces import percent, read_as, trace_options
+from fastcache.traces.trace import Trace
+from fastcache.units import format_bytes
+
+FRACTIONS = ("0.03", "0.05", "0.1", "0.15", "0.2")
+
+
+@click.command()
+@trace_options
+@click.option("--policy", "names", default="all", help="Names with commas between; all: every policy, and belady.")
+@click.option("--fractions", help=f"Shares of the pool of experts.  [default: {','.join(FRACTIONS)}]")
+@click.option("--slots", help="Numbers of experts, with commas between.")
+@click.option("--budget", "budgets", multiple=True, help="64GB, 8GiB, '25% of experts', '2 cycles', all. Repeatable.")
+@as_json
+def replay(
+    trace: str,
+    format: str | None,
+    expert_bytes: int | None,
+    top_k: int | None,
+    names: str,
+    fractions: str | None,
+    slots: str | None,
+    budgets: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Replay a routing trace from an empty store, once per policy and capacity.
+
+    Hit rates are shares of the distinct experts of each batch. "belady" knows the future and, like the store, gives
+    every miss a slot if it can: no policy can do better. "belady_bypass" may read without keeping: no cache can.
+    """
+    from fastcache.traces import capacity as room
+    from fastcache.traces.replay import BELADY, policies, replay
+
+    read = read_as(trace, format, expert_bytes, top_k)
+    try:
+        rooms = [room.of_fraction(read, share) for share in _words(fractions)]
+        rooms += [room.of_slots(read, _positive(number)) for number in _words(slots)]
+        rooms += [room.of_budget(read, budget) for budget in budgets]
+        rooms = rooms or [room.of_fraction(read, share) for share in FRACTIONS]
+        chosen = [*policies(), BELADY[0]] if names == "all" else _words(names)
+        rows = replay(read, chosen, rooms)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    result = {
+        "trace": os.path.basename(trace),
+        "model": read.name,
+        "requests": read.requests,
+        "batches": len(read.phase),
+        "distinct": int((read.counts() > 0).sum()),
+        "pool": read.pool,
+        "layers": len(read.layers),
+        "top_k": read.top_k,
+        "rows": [row.to_dict() for row in rows],
+    }
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    table = Table(title=_title(read, result["distinct"]), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("experts", "of pool", *(["budget"] if budgets else []), *chosen):
+        table.add_column(name, justify="right", no_wrap=True)
+    for start in range(0, len(rows), len(chosen)):
+        cells = rows[start : start + len(chosen)]
+        capacity, budget = cells[0], cells[0].budget_bytes
+        size = ["" if budget is None else format_bytes(budget)] if budgets else []
+        rates = (percent(row.hit_rate) for row in cells)
+        table.add_row(str(capacity.capacity), percent(capacity.fraction), *size, *rates)
+    Console().print(table)
+
+
+def _title(trace: Trace, distinct: object) -> str:
+    return f"{trace.name}: hit rates of {trace.requests} requests for {distinct} of {trace.pool} experts"
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} is not a number of slots")
+    return int(text)

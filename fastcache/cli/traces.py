@@ -1,0 +1,39 @@
+"""Options that the commands on traces share. Imports click, errors, traces and units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from fastcache.cli.options import SIZE
+from fastcache.traces.capacity import with_sizes
+from fastcache.traces.importers import FORMATS, read
+from fastcache.traces.trace import Trace
+
+_OPTIONS = (
+    click.argument("trace", type=click.Path(exists=True, dir_okay=False)),
+    click.option(
+        "--format", type=click.Choice(list(FORMATS)), help="What the trace is.  [default: what its first bytes show]"
+    ),
+    click.option("--expert-bytes", type=SIZE, help="Bytes of an expert.  [default: what the trace says]"),
+    click.option("--top-k", type=click.IntRange(min=1), help="Experts per token.  [default: what the trace says]"),
+)
+
+
+def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the argument TRACE and what read_as() needs."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def read_as(path: str, format: str | None, expert_bytes: int | None, top_k: int | None) -> Trace:
+    """Return the trace that those options name."""
+    return with_sizes(read(path, format), expert_bytes, top_k)
+
+
+def percent(rate: float) -> str:
+    """Return a share as people read it."""
+    return f"{100 * rate:.1f} %"

@@ -1,0 +1,116 @@
+"""What a replay has room for: slots per size class, from a share, a number of slots or a budget.
+
+Imports budget, placement, units, errors, NumPy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from fastcache.budget import Facts, parse_budget
+from fastcache.errors import BudgetTooSmall
+from fastcache.placement import share_slots, size_classes
+from fastcache.traces.trace import Array, Trace
+from fastcache.units import parse_bytes
+
+PAGE = 4096  # bytes: a slot is whole pages
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Capacity:
+    """Slots of a simulated store."""
+
+    slots: tuple[int, ...]  # per size class
+    cls: Array  # uint8 [pool]: size class of each expert
+    fraction: float  # of the pool: as asked for, else slots / pool
+    budget_bytes: int | None = None  # where it was a budget
+
+    @property
+    def experts(self) -> int:
+        """Return how many experts fit."""
+        return sum(self.slots)
+
+
+def of_slots(trace: Trace, slots: int) -> Capacity:
+    """Return room for `slots` experts of whatever size, at most the pool."""
+    slots = min(slots, trace.pool)
+    return Capacity((slots,), np.zeros(trace.pool, np.uint8), slots / trace.pool if trace.pool else 0.0)
+
+
+def of_fraction(trace: Trace, fraction: float | str | Fraction) -> Capacity:
+    """Return room for that share of the pool, rounded down to whole experts: 0.05 or "0.05" of 83,328 are 4,166.
+
+    Raises
+    ------
+    ValueError
+        It is not between 0 and 1.
+    """
+    share = Fraction(str(fraction))
+    if not 0 <= share <= 1:
+        raise ValueError(f"a fraction of {fraction}: give one between 0 and 1")
+    return dataclasses.replace(of_slots(trace, int(trace.pool * share)), fraction=float(share))
+
+
+def of_budget(trace: Trace, budget: int | str) -> Capacity:
+    """Return the slots that the store would make of a budget for experts of the trace's sizes, each in whole pages.
+
+    The live store's slots are up to a sector per extent larger: where an expert lies in its file is not in a trace.
+
+    Raises
+    ------
+    BudgetTooSmall
+        It cannot be parsed, or the trace does not know the sizes, or top_k where the budget counts cycles.
+    """
+    sizes = trace.sizes()
+    if sizes is None:
+        raise BudgetTooSmall(f"budget {budget!r}: the trace does not say how large an expert is; give --expert-bytes")
+    cls, slot_bytes = size_classes(sizes, PAGE)
+    counts = np.bincount(cls, minlength=len(slot_bytes)).tolist()
+    facts = Facts(
+        expert_bytes=sum(size * count for size, count in zip(slot_bytes, counts, strict=True)),
+        cycle_bytes=cycle_bytes(trace),
+        trunk_bytes=0,
+        free_bytes=0,
+    )
+    text = str(budget).strip().lower()
+    if text == "auto" or text.endswith("free"):
+        raise BudgetTooSmall(
+            f"budget {budget!r}: a trace knows no free memory; give bytes, 'P% of experts' or 'N cycles'"
+        )
+    nbytes, _ = parse_budget(budget, facts)
+    slots = share_slots(nbytes, slot_bytes, counts)
+    return Capacity(tuple(slots), cls, sum(slots) / trace.pool if trace.pool else 0.0, nbytes)
+
+
+def cycle_experts(trace: Trace) -> int | None:
+    """Return how many experts one token touches: top_k in each layer that was asked; None where top_k is not known."""
+    if trace.top_k is None:
+        return None
+    counts = trace.counts()
+    first = trace.layer_first
+    return sum(min(trace.top_k, n) for i, (_, n) in enumerate(trace.layers) if counts[first[i] : first[i + 1]].any())
+
+
+def cycle_bytes(trace: Trace) -> int | None:
+    """Return the bytes of slots that one token touches, the largest experts of each layer; None where not known."""
+    sizes = trace.sizes()
+    if trace.top_k is None or sizes is None:
+        return None
+    pages = (sizes + PAGE - 1) // PAGE * PAGE
+    counts, first, total = trace.counts(), trace.layer_first, 0
+    for i in range(len(trace.layers)):
+        mine = slice(int(first[i]), int(first[i + 1]))
+        if counts[mine].any():
+            total += int(np.sort(pages[mine])[-trace.top_k :].sum())
+    return total
+
+
+def with_sizes(trace: Trace, expert_bytes: int | str | None = None, top_k: int | None = None) -> Trace:
+    """Return the trace with what a format did not say: bytes of every expert, experts per token and layer."""
+    if expert_bytes is not None:
+        trace = dataclasses.replace(trace, expert_nbytes=parse_bytes(expert_bytes, "expert bytes"))
+    return trace if top_k is None else dataclasses.replace(trace, top_k=top_k)
