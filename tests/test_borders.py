@@ -41,7 +41,7 @@ FASTCACHE = {
     "inventory sizing pyworker warming waves formats layout sources numpy fastcache_ext",
     "opening": "settings store",
     "metrics": "describe errors reports stats store prometheus_client",
-    "traces": "errors keys units budget layout placement numpy fastcache_ext",  # the simulator, and names of policies
+    "traces": "errors keys units budget memory layout placement rawread numpy matplotlib fastcache_ext",
     "quant": "errors numpy ml_dtypes",
     "linear": "errors quant numpy",
     "moe": "errors keys units formats layout quant linear predictors store numpy ml_dtypes",
@@ -96,6 +96,7 @@ EXT = {
     "handles": "arena ioqueue monitor requests arguments batch lender views",
     "simulate": "arena table policy cpython",
     "belady": "cpython",
+    "distances": "cpython",
     "serve": "arena table core monitor requests hold batch arguments lender guesses handles views",
     "scripted": "evidence arena table policy ioqueue monitor landing requests core hold batch views serve threads "
     "posix cpython std",

@@ -6,8 +6,10 @@ from typing import Any
 
 import click
 
+from fastcache.cli.advise import advise
 from fastcache.cli.demo import demo
 from fastcache.cli.fixture import fixture
+from fastcache.cli.mrc import mrc
 from fastcache.cli.replay import replay
 from fastcache.cli.replay_seed import replay_seed
 from fastcache.errors import FastcacheError
@@ -33,7 +35,9 @@ def main() -> None:
     """Stream Mixture-of-Experts experts from NVMe into a bounded arena of leased slots."""
 
 
+main.add_command(advise)
 main.add_command(demo)
 main.add_command(fixture)
+main.add_command(mrc)
 main.add_command(replay)
 main.add_command(replay_seed)

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fastcache.cli.options import as_json
-from fastcache.cli.traces import percent, read_as, trace_options
+from fastcache.cli.traces import percent, read_as, trace_options, words
+from fastcache.errors import FastcacheError
 from fastcache.traces.trace import Trace
 from fastcache.units import format_bytes
 
@@ -46,12 +47,14 @@ def replay(
 
     read = read_as(trace, format, expert_bytes, top_k)
     try:
-        rooms = [room.of_fraction(read, share) for share in _words(fractions)]
-        rooms += [room.of_slots(read, _positive(number)) for number in _words(slots)]
+        rooms = [room.of_fraction(read, share) for share in words(fractions)]
+        rooms += [room.of_slots(read, _positive(number)) for number in words(slots)]
         rooms += [room.of_budget(read, budget) for budget in budgets]
         rooms = rooms or [room.of_fraction(read, share) for share in FRACTIONS]
-        chosen = [*policies(), BELADY[0]] if names == "all" else _words(names)
+        chosen = [*policies(), BELADY[0]] if names == "all" else words(names)
         rows = replay(read, chosen, rooms)
+    except FastcacheError:
+        raise
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     result = {
@@ -82,10 +85,6 @@ def replay(
 
 def _title(trace: Trace, distinct: object) -> str:
     return f"{trace.name}: hit rates of {trace.requests} requests for {distinct} of {trace.pool} experts"
-
-
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
 def _positive(text: str) -> int:

@@ -37,3 +37,8 @@ def read_as(path: str, format: str | None, expert_bytes: int | None, top_k: int 
 def percent(rate: float) -> str:
     """Return a share as people read it."""
     return f"{100 * rate:.1f} %"
+
+
+def words(text: str | None) -> list[str]:
+    """Return what stands between commas."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]

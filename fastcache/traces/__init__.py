@@ -4,6 +4,7 @@ Imports errors, keys, units, budget, layout, NumPy and, of the compiled half, th
 """
 
 from fastcache.traces.format import read_trace, write_trace
+from fastcache.traces.importers import read
 from fastcache.traces.trace import Trace
 
-__all__ = ["Trace", "read_trace", "write_trace"]
+__all__ = ["Trace", "read", "read_trace", "write_trace"]

@@ -65,10 +65,10 @@ def of_budget(trace: Trace, budget: int | str) -> Capacity:
     BudgetTooSmall
         It cannot be parsed, or the trace does not know the sizes, or top_k where the budget counts cycles.
     """
-    sizes = trace.sizes()
-    if sizes is None:
+    found = _classes(trace)
+    if found is None:
         raise BudgetTooSmall(f"budget {budget!r}: the trace does not say how large an expert is; give --expert-bytes")
-    cls, slot_bytes = size_classes(sizes, PAGE)
+    cls, slot_bytes = found
     counts = np.bincount(cls, minlength=len(slot_bytes)).tolist()
     facts = Facts(
         expert_bytes=sum(size * count for size, count in zip(slot_bytes, counts, strict=True)),
@@ -95,17 +95,27 @@ def cycle_experts(trace: Trace) -> int | None:
     return sum(min(trace.top_k, n) for i, (_, n) in enumerate(trace.layers) if counts[first[i] : first[i + 1]].any())
 
 
+def _classes(trace: Trace) -> tuple[Array, list[int]] | None:
+    sizes = trace.sizes()
+    return None if sizes is None else size_classes(sizes, PAGE)
+
+
+def slot_sizes(trace: Trace) -> Array | None:
+    """Return the bytes of the slot that each expert takes, int64 [pool]; None where sizes are not known."""
+    found = _classes(trace)
+    return None if found is None else np.asarray(found[1], np.int64)[found[0]]
+
+
 def cycle_bytes(trace: Trace) -> int | None:
     """Return the bytes of slots that one token touches, the largest experts of each layer; None where not known."""
-    sizes = trace.sizes()
+    sizes = slot_sizes(trace)
     if trace.top_k is None or sizes is None:
         return None
-    pages = (sizes + PAGE - 1) // PAGE * PAGE
     counts, first, total = trace.counts(), trace.layer_first, 0
     for i in range(len(trace.layers)):
         mine = slice(int(first[i]), int(first[i + 1]))
         if counts[mine].any():
-            total += int(np.sort(pages[mine])[-trace.top_k :].sum())
+            total += int(np.sort(sizes[mine])[-trace.top_k :].sum())
     return total
 
 

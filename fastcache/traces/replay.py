@@ -103,30 +103,31 @@ def next_uses(trace: Trace) -> Array:
 def _serve(trace: Trace, name: str, capacity: Capacity, future: Array | None) -> Row:
     sizes_known = trace.sizes()
     nbytes = np.zeros(trace.pool, np.int64) if sizes_known is None else np.ascontiguousarray(sizes_known, np.int64)
-    served: Simulator | Belady
+    store: Simulator | Belady
     if future is not None and name in BELADY:
-        served = belady = Belady(capacity.cls, nbytes, capacity.slots, name == "belady_bypass")
-        for keys, sizes, where in _batches(trace):
+        store = belady = Belady(capacity.cls, nbytes, capacity.slots, name == "belady_bypass")
+        for keys, sizes, where in served(trace):
             belady.run(keys, sizes, np.ascontiguousarray(future[where]))
     else:
         first = trace.layer_first.astype(np.int32)
-        served = simulator = Simulator(first, capacity.cls, nbytes, capacity.slots, name)
-        for keys, sizes, _ in _batches(trace):
+        store = simulator = Simulator(first, capacity.cls, nbytes, capacity.slots, name)
+        for keys, sizes, _ in served(trace):
             simulator.run(keys, sizes)
     return Row(
         policy=name,
         capacity=capacity.experts,
         fraction=capacity.fraction,
-        hits=served.hits,
-        hit_rate=served.hits / trace.requests if trace.requests else 0.0,
-        misses=served.misses,
-        evictions=served.evictions,
-        pass_throughs=served.pass_throughs,
+        hits=store.hits,
+        hit_rate=store.hits / trace.requests if trace.requests else 0.0,
+        misses=store.misses,
+        evictions=store.evictions,
+        pass_throughs=store.pass_throughs,
         budget_bytes=capacity.budget_bytes,
-        bytes_missed=None if sizes_known is None else served.bytes_missed,
+        bytes_missed=None if sizes_known is None else store.bytes_missed,
     )
 
 
-def _batches(trace: Trace) -> Iterator[tuple[Array, Array, slice]]:
+def served(trace: Trace) -> Iterator[tuple[Array, Array, slice]]:
+    """Yield the whole trace in pieces, as cut() gives them."""
     for first, last in pieces(trace):
         yield cut(trace, first, last)

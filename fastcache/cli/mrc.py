@@ -1,0 +1,64 @@
+"""`fastcache mrc`: miss-ratio curves of a trace. Imports click, errors, traces and units."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+
+from fastcache.cli.traces import percent, read_as, trace_options, words
+from fastcache.errors import FastcacheError
+from fastcache.units import format_bytes
+
+
+@click.command()
+@trace_options
+@click.option("--policy", "names", default="all", help="Names with commas between; all: every policy, and belady.")
+@click.option("--points", type=click.IntRange(2, 1000), default=24, help="Capacities that are simulated.")
+@click.option(
+    "--out", "outs", multiple=True, type=click.Path(dir_okay=False), help="A .json, .png or .svg. Repeatable."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON although --out is given.")
+def mrc(
+    trace: str,
+    format: str | None,
+    expert_bytes: int | None,
+    top_k: int | None,
+    names: str,
+    points: int,
+    outs: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Compute miss-ratio curves of a routing trace, and mark token cycle, knee and compulsory floor.
+
+    The curve of lru is exact; the others, and belady, are simulated. Prints JSON, or with --out what to look for.
+    """
+    from fastcache.traces.mrc import mrc
+    from fastcache.traces.plot import plot
+
+    pictures = [out for out in outs if not out.endswith(".json")]
+    read = read_as(trace, format, expert_bytes, top_k)
+    try:
+        curves = mrc(read, None if names == "all" else words(names), points)
+        for out in pictures:
+            plot(curves, out)
+    except FastcacheError:
+        raise
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    text = json.dumps({"trace": os.path.basename(trace)} | curves.to_dict())
+    for out in outs:
+        if out not in pictures:
+            with open(out, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+    if as_json or not outs:
+        click.echo(text)
+        return
+    marks = curves.to_dict()
+    for name in ("token_cycle", "knee"):
+        if mark := marks[name]:
+            size = "" if mark["bytes"] is None else f", {format_bytes(mark['bytes'])}"
+            rates = ", ".join(f"{policy} {percent(ratio)}" for policy, ratio in mark["miss_ratio"].items())
+            click.echo(f"{name.replace('_', ' ')}: {mark['experts']} of {read.pool} experts{size}; misses: {rates}")
+    click.echo(f"compulsory floor: {percent(curves.floor)} of {read.requests} requests are an expert's first")
