@@ -29,7 +29,7 @@ def extension(source: Path) -> Extension:
     return Extension(
         f"fastcache_ext.{source.stem}",
         [str(source)],
-        extra_compile_args=["-std=gnu11", *WARNINGS, *werror, *FLAGS[kind]],
+        extra_compile_args=["-std=gnu11", "-ffp-contract=off", *WARNINGS, *werror, *FLAGS[kind]],
         extra_link_args=["-pthread", "-ldl", *sanitize],
         include_dirs=[numpy.get_include()] if uses_numpy else [],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")] if uses_numpy else [],

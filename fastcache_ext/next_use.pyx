@@ -5,87 +5,131 @@ that a visit of l picks it. Its next use is expected after
 
     (layers until l comes round) + n_layers * (1 / p - 1)      visits,
 
-where p blends a fast and a slow moving average of its picks per visit of its layer. Both start empty, so each is divided by the
-weight it has gathered so far.
+where p blends three moving averages of its picks per visit of its layer: over about one visit, eleven and ninety (rates 1/2, 1/16,
+1/128). All start empty, so each is divided by the weight it has gathered so far. How they are blended is learnt from the traffic:
+each is a guess at who is picked next, and each pick moves the weights towards those that had expected it, in steps that shrink (the
+expectation-maximisation of a mixture, one pick at a time; the equal weights at the start stand for PRIOR picks). A visit fixes the
+weights that its layer's chances are made of, so those move only with its visits.
 Nothing decays: a pick is written down larger the later it comes, in units that a layer's whole row shares and that are taken down
-every RESCALE visits. So a request costs O(1), and a search one comparison per layer plus, for layers whose least likely expert is
-not known any more, a scan of the layer's rows; a slot is looked at only when its expert would be the new least.
-May import libc, atomics and policy.
+every RESCALE visits. So a request costs O(1), and a search the layers' greatest distance plus, for layers whose least likely expert
+is not known any more, a scan of the layer's row. May import libc, atomics, rows and policy.
 """
 from libc.errno cimport ENOMEM
+from libc.math cimport INFINITY
 from libc.stdint cimport int32_t, uint32_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 
 from fastcache_ext.atomics cimport fc_store8
 from fastcache_ext.policy cimport FC_FOR_GUESS, fc_policy, park
+from fastcache_ext.rows cimport FC_BLOCKS, FC_ROW, fc_chance, fc_greatest, fc_row_least, fc_row_scale
+
+cdef extern from "stdlib.h" nogil:
+    int posix_memalign(void **memory, size_t alignment, size_t nbytes)
 
 cdef enum:
     UNKNOWN = -2            # a layer's least likely expert has to be looked up
     NOBODY = -1             # it has none that can go
-    FAST_SPAN = 64          # visits after which an average has gathered all its weight
-    SLOW_SPAN = 1024
+    AVERAGES = 3
     RESCALE = 48            # visits between two rewritings of a layer's row
+    PRIOR = 2048            # picks that the weights at the start stand for
+    LONGEST = 16384         # picks that the weights remember
+    TRIES = 4               # least chances of a row that are looked at before its experts are, one by one
 
-cdef double FAST = 0.4
-cdef double SLOW = 0.02
-cdef double FAST_SHARE = 0.25
+cdef double RATE[3]
+RATE[:] = [1.0 / 2, 1.0 / 16, 1.0 / 128]
 cdef float BARRED = 8.0     # above every chance
 cdef double LEAST = 1e-9    # chance of an expert never picked: finite, so that the layer distance still decides
+cdef double GATHERED = 1e-12        # missing weight that counts as none
+
+ctypedef struct nu_layer:
+    uint32_t visits
+    uint32_t base           # visit at which a pick is written down at its rate
+    float *row              # [blocks * FC_ROW] see rows.pxd; picks in units of `base`
+    int32_t blocks
+    float mult[3]           # what the averages in the row are multiplied by: weight and decay over what is gathered
+    double missing[3]       # 1 - the weight that each average has gathered
+
+ctypedef struct nu_seen:
+    uint32_t last           # visit of the last pick
+    uint32_t stamp          # clock of the last request: breaks ties, and only those
 
 ctypedef struct nu_least:
     int32_t key             # the layer's least likely expert that may go; NOBODY or UNKNOWN
     uint32_t stamp
-    float p                 # its chance; the chances of a layer move only with its visits
-    double rounds           # 1 / p - 1: rounds of its layer that it is expected to sit out
+    float p                 # its chance
 
 ctypedef struct nu_state:
     uint32_t clock
     int32_t layer           # layer of the visit that is open, or -1
-    uint32_t *visits        # [n_layers]
-    uint32_t *base          # [n_layers] visit at which a pick is written down at its rate
-    float *fast             # [n_keys] picks, in units of the layer's base
-    float *slow             # [n_keys]
-    uint32_t *last          # [n_keys] visit of the last pick
-    uint32_t *stamp         # [n_keys] clock of the last request: breaks ties, and only those
-    float *bar              # [n_keys] added to the chance: 0 while the expert is resident and not parked, else BARRED
+    int32_t n_experts       # a key behind all layers' own stands for a visit of its layer, and for no expert
+    double weight[3]        # of the averages; sum 1
+    double expected[3]      # what the open layer's averages were multiplied by before the visit, weight aside; 0: unknown
+    int32_t learnt          # picks that the weights have seen, with PRIOR; LONGEST at the most
+    double step             # 1 / learnt
+    nu_layer *layers        # [n_layers]
+    float *rows             # what they point into
+    nu_seen *seen           # [n_keys]
     nu_least *least         # [mode][class][layer]
-    float fast_decay[64]
-    float slow_decay[1024]
+    double *due             # [mode][class][layer] n_layers * (1 / p - 1) + layer of that least; -inf: none
+    int32_t *unknown        # [mode][class][at most n_layers] layers whose least is UNKNOWN, each once
+    int32_t *n_unknown      # [mode][class]
+    int32_t *at             # [longest row] for searches
+    float decay[3][49]      # [average][visits]
+    float per[3][49]        # [average][visits] what a pick adds
 
 
 cdef int next_use_init(fc_policy *p) noexcept nogil:
     cdef nu_state *u = <nu_state *>calloc(1, sizeof(nu_state))
-    cdef int32_t i, n = 2 * p.v.n_classes * p.v.n_layers
+    cdef int32_t i, j, b, n = p.v.n_layers, sets = 2 * p.v.n_classes, longest = 0, total = 0, size
     cdef double x
     if u == NULL:
         return -ENOMEM
     p.state = u
     p.destroy = destroy
     u.layer = -1
-    u.visits = <uint32_t *>calloc(p.v.n_layers + 1, sizeof(uint32_t))
-    u.base = <uint32_t *>calloc(p.v.n_layers + 1, sizeof(uint32_t))
-    u.fast = <float *>calloc(p.v.n_keys + 1, sizeof(float))
-    u.slow = <float *>calloc(p.v.n_keys + 1, sizeof(float))
-    u.last = <uint32_t *>calloc(p.v.n_keys + 1, sizeof(uint32_t))
-    u.stamp = <uint32_t *>calloc(p.v.n_keys + 1, sizeof(uint32_t))
-    u.bar = <float *>calloc(p.v.n_keys + 1, sizeof(float))
-    u.least = <nu_least *>calloc(n + 1, sizeof(nu_least))
-    if (u.visits == NULL or u.base == NULL or u.fast == NULL or u.slow == NULL or u.last == NULL or u.stamp == NULL
-            or u.bar == NULL or u.least == NULL):
+    u.n_experts = p.v.layer_first[n]
+    u.learnt = PRIOR
+    u.layers = <nu_layer *>calloc(n + 1, sizeof(nu_layer))
+    u.seen = <nu_seen *>calloc(p.v.n_keys + 1, sizeof(nu_seen))
+    u.least = <nu_least *>calloc(sets * n + 1, sizeof(nu_least))
+    u.due = <double *>calloc(sets * n + 1, sizeof(double))
+    u.unknown = <int32_t *>calloc(sets * n + 1, sizeof(int32_t))
+    u.n_unknown = <int32_t *>calloc(sets + 1, sizeof(int32_t))
+    if (u.layers == NULL or u.seen == NULL or u.least == NULL or u.due == NULL or u.unknown == NULL
+            or u.n_unknown == NULL):
         destroy(p)
         return -ENOMEM
     for i in range(n):
+        size = p.v.layer_first[i + 1] - p.v.layer_first[i]
+        u.layers[i].blocks = (size + 4 * FC_BLOCKS - 1) // (4 * FC_BLOCKS) * FC_BLOCKS
+        total += u.layers[i].blocks
+        longest = max(longest, 4 * u.layers[i].blocks)
+        for j in range(AVERAGES):
+            u.layers[i].missing[j] = 1.0
+    u.at = <int32_t *>calloc(longest + 1, sizeof(int32_t))
+    if u.at == NULL or posix_memalign(<void **>&u.rows, 64, (<size_t>total + 1) * FC_ROW * sizeof(float)) != 0:
+        u.rows = NULL
+        destroy(p)
+        return -ENOMEM
+    memset(u.rows, 0, <size_t>total * FC_ROW * sizeof(float))
+    for b in range(total):
+        for j in range(4):
+            u.rows[b * FC_ROW + 12 + j] = BARRED
+    total = 0
+    for i in range(n):
+        u.layers[i].row = u.rows + total * FC_ROW
+        total += u.layers[i].blocks
+    for i in range(sets * n):
         u.least[i].key = NOBODY
-    for i in range(p.v.n_keys):
-        u.bar[i] = BARRED
-    x = 1.0
-    for i in range(FAST_SPAN):
-        u.fast_decay[i] = <float>x
-        x *= 1.0 - FAST
-    x = 1.0
-    for i in range(SLOW_SPAN):
-        u.slow_decay[i] = <float>x
-        x *= 1.0 - SLOW
+        u.due[i] = -INFINITY
+    for j in range(AVERAGES):
+        u.weight[j] = 1.0 / AVERAGES
+        x = 1.0
+        for i in range(RESCALE + 1):
+            u.decay[j][i] = <float>x
+            u.per[j][i] = <float>(RATE[j] / x)
+            x *= 1.0 - RATE[j]
     p.request = request
     p.admit = admit
     p.victim = victim
@@ -98,95 +142,127 @@ cdef void destroy(fc_policy *p) noexcept nogil:
     cdef nu_state *u = <nu_state *>p.state
     if u == NULL:
         return
-    free(u.visits)
-    free(u.base)
-    free(u.fast)
-    free(u.slow)
-    free(u.last)
-    free(u.stamp)
-    free(u.bar)
+    free(u.layers)
+    free(u.rows)
+    free(u.seen)
     free(u.least)
+    free(u.due)
+    free(u.unknown)
+    free(u.n_unknown)
+    free(u.at)
     free(u)
     p.state = NULL
 
 
-cdef inline float fast_after(const nu_state *u, uint32_t visits) noexcept nogil:
-    return u.fast_decay[visits] if visits < FAST_SPAN else 0
+cdef inline float *place_of(const fc_policy *p, const nu_state *u, int32_t key) noexcept nogil:
+    """Where a key's first average is; the others and its bar follow every fourth float."""
+    cdef int32_t layer = p.v.layer_of[key], at = key - p.v.layer_first[layer]
+    return u.layers[layer].row + (at >> 2) * FC_ROW + (at & 3)
 
 
-cdef inline float slow_after(const nu_state *u, uint32_t visits) noexcept nogil:
-    return u.slow_decay[visits] if visits < SLOW_SPAN else 0
+cdef inline void bar(const fc_policy *p, nu_state *u, int32_t key, float by) noexcept nogil:
+    """By BARRED an expert is no candidate, by 0 it is one: it is resident, and not parked."""
+    place_of(p, u, key)[12] = by
 
 
-cdef inline void units(const nu_state *u, int32_t layer, float *fast, float *slow) noexcept nogil:
-    """What a layer's rows are to be multiplied by: the chance of its expert k is fast * u.fast[k] + slow * u.slow[k]."""
-    cdef uint32_t visits = u.visits[layer], since = visits - u.base[layer]
-    fast[0] = slow[0] = 0
-    if visits > 0:
-        fast[0] = <float>(FAST_SHARE * u.fast_decay[since] / (1.0 - fast_after(u, visits)))
-        slow[0] = <float>((1.0 - FAST_SHARE) * u.slow_decay[since] / (1.0 - slow_after(u, visits)))
-
-
-cdef void rescale(fc_policy *p, nu_state *u, int32_t layer) noexcept nogil:
-    """Take a layer's rows down to its present visit, before their units grow out of a float."""
-    cdef uint32_t since = u.visits[layer] - u.base[layer]
-    cdef int32_t key
-    for key in range(p.v.layer_first[layer], p.v.layer_first[layer + 1]):
-        u.fast[key] *= u.fast_decay[since]
-        u.slow[key] *= u.slow_decay[since]
-        if u.fast[key] < 1e-30:         # no denormals
-            u.fast[key] = 0
-        if u.slow[key] < 1e-30:
-            u.slow[key] = 0
-    u.base[layer] = u.visits[layer]
-
-
-cdef inline nu_least *least_of(fc_policy *p, nu_state *u, int mode, int cls, int32_t layer) noexcept nogil:
-    return &u.least[(mode * p.v.n_classes + cls) * p.v.n_layers + layer]
+cdef inline void now_unknown(fc_policy *p, nu_state *u, int set_, int32_t layer) noexcept nogil:
+    """`set_` = mode * n_classes + class."""
+    cdef nu_least *least = &u.least[set_ * p.v.n_layers + layer]
+    if least.key != UNKNOWN:
+        least.key = UNKNOWN
+        u.unknown[set_ * p.v.n_layers + u.n_unknown[set_]] = layer
+        u.n_unknown[set_] += 1
 
 
 cdef inline void layer_changed(fc_policy *p, nu_state *u, int32_t layer) noexcept nogil:
-    cdef int c
-    for c in range(p.v.n_classes):
-        least_of(p, u, 0, c, layer).key = UNKNOWN
-        least_of(p, u, 1, c, layer).key = UNKNOWN
+    cdef int i
+    for i in range(2 * p.v.n_classes):
+        now_unknown(p, u, i, layer)
 
 
 cdef inline void close_key(fc_policy *p, nu_state *u, int32_t key, int32_t slot) noexcept nogil:
     """`key` cannot go now: no search may name it."""
-    cdef int cls = p.v.cls[slot], m
-    u.bar[key] = BARRED
-    for m in range(2):
-        if least_of(p, u, m, cls, p.v.layer_of[key]).key == key:
-            least_of(p, u, m, cls, p.v.layer_of[key]).key = UNKNOWN
+    cdef int mode, i
+    bar(p, u, key, BARRED)
+    for mode in range(2):
+        i = mode * p.v.n_classes + p.v.cls[slot]
+        if u.least[i * p.v.n_layers + p.v.layer_of[key]].key == key:
+            now_unknown(p, u, i, p.v.layer_of[key])
+
+
+cdef inline void name(fc_policy *p, nu_state *u, int set_, int32_t layer, int32_t key, float c) noexcept nogil:
+    cdef nu_least *least = &u.least[set_ * p.v.n_layers + layer]
+    least.key = key
+    least.stamp = u.seen[key].stamp
+    least.p = c
+    u.due[set_ * p.v.n_layers + layer] = p.v.n_layers * (1.0 / max(<double>c, LEAST) - 1.0) + layer
+
+
+cdef void open_visit(nu_state *u, int32_t number) noexcept nogil:
+    cdef nu_layer *l = &u.layers[number]
+    cdef float factor[3]
+    cdef uint32_t since
+    cdef int j
+    u.layer = number
+    l.visits += 1
+    since = l.visits - l.base
+    if since >= RESCALE:        # before the units grow out of a float
+        for j in range(AVERAGES):
+            factor[j] = u.decay[j][since]
+        fc_row_scale(l.row, l.blocks, factor)
+        l.base = l.visits
+        since = 0
+    for j in range(AVERAGES):
+        u.expected[j] = u.decay[j][since] / ((1.0 - RATE[j]) * (1.0 - l.missing[j])) if l.visits > 1 else 0.0
+        l.missing[j] *= 1.0 - RATE[j]
+        if l.missing[j] < GATHERED:
+            l.missing[j] = 0
+        l.mult[j] = <float>(u.weight[j] * u.decay[j][since] / (1.0 - l.missing[j]))
 
 
 cdef void request(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:
     cdef nu_state *u = <nu_state *>p.state
     cdef int32_t layer = p.v.layer_of[key]
+    cdef nu_layer *l = &u.layers[layer]
+    cdef float *x
+    cdef double a, b, c, total, share, keep
     cdef uint32_t since
     u.clock += 1
-    u.stamp[key] = u.clock
+    u.seen[key].stamp = u.clock
     # A visit is a run of requests to one layer; another layer or an expert seen in this run ends it.
-    if layer != u.layer or (u.last[key] == u.visits[layer] and u.last[key] > 0):
-        u.layer = layer
-        u.visits[layer] += 1
-        if u.visits[layer] - u.base[layer] >= RESCALE:
-            rescale(p, u, layer)
+    if layer != u.layer or (u.seen[key].last == l.visits and l.visits > 0):
+        open_visit(u, layer)
         layer_changed(p, u, layer)
     elif slot >= 0:
         layer_changed(p, u, layer)
-    since = u.visits[layer] - u.base[layer]
-    u.fast[key] += <float>FAST / u.fast_decay[since]
-    u.slow[key] += <float>SLOW / u.slow_decay[since]
-    u.last[key] = u.visits[layer]
+    u.seen[key].last = l.visits
+    if key >= u.n_experts:
+        return
+    x = place_of(p, u, key)
+    a = u.weight[0] * u.expected[0] * x[0]
+    b = u.weight[1] * u.expected[1] * x[4]
+    c = u.weight[2] * u.expected[2] * x[8]
+    total = a + b + c
+    if total > 0:
+        if u.learnt < LONGEST:
+            u.learnt += 1
+            u.step = 1.0 / u.learnt
+        share = u.step / total
+        keep = 1.0 - u.step
+        u.weight[0] = u.weight[0] * keep + a * share
+        u.weight[1] = u.weight[1] * keep + b * share
+        u.weight[2] = u.weight[2] * keep + c * share
+    since = l.visits - l.base
+    x[0] += u.per[0][since]
+    x[4] += u.per[1][since]
+    x[8] += u.per[2][since]
 
 
 cdef void admit(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:
     cdef nu_state *u = <nu_state *>p.state
     u.clock += 1
-    u.stamp[key] = u.clock
-    u.bar[key] = BARRED
+    u.seen[key].stamp = u.clock
+    bar(p, u, key, BARRED)
     fc_store8(&p.v.parked[slot], 1)     # leased by its read: released() will speak of it
 
 
@@ -198,79 +274,94 @@ cdef void forget(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:
 cdef void released(fc_policy *p, int32_t slot) noexcept nogil:
     cdef nu_state *u = <nu_state *>p.state
     cdef int32_t key = p.v.key_of[slot], layer
-    cdef float fast, slow, c
     cdef nu_least *least
-    cdef int m
+    cdef float c
+    cdef int mode, i
     if key < 0 or not p.v.parked[slot]:
         return
     fc_store8(&p.v.parked[slot], 0)
-    u.bar[key] = 0
+    bar(p, u, key, 0)
     layer = p.v.layer_of[key]
-    units(u, layer, &fast, &slow)
-    c = fast * u.fast[key] + slow * u.slow[key]
-    for m in range(2):
-        least = least_of(p, u, m, p.v.cls[slot], layer)
-        if least.key == UNKNOWN or (m == FC_FOR_GUESS and p.v.unread[slot]):
+    c = fc_chance(place_of(p, u, key), u.layers[layer].mult)
+    for mode in range(2):
+        i = mode * p.v.n_classes + p.v.cls[slot]
+        least = &u.least[i * p.v.n_layers + layer]
+        if least.key == UNKNOWN or (mode == FC_FOR_GUESS and p.v.unread[slot]):
             continue
-        if least.key == NOBODY or c < least.p or (c == least.p and u.stamp[key] < least.stamp):
-            least.key = key
-            least.stamp = u.stamp[key]
-            least.p = c
-            least.rounds = 1.0 / max(<double>c, LEAST) - 1.0
+        if least.key == NOBODY or c < least.p or (c == least.p and u.seen[key].stamp < least.stamp):
+            name(p, u, i, layer, key, c)
+
+
+cdef inline bint may_go(fc_policy *p, nu_state *u, int mode, int cls, int32_t key) noexcept nogil:
+    cdef int32_t slot = p.v.slot_of[key]
+    if p.v.cls[slot] != cls:
+        return False
+    if park(p, slot):
+        close_key(p, u, key, slot)
+        return False
+    return mode != FC_FOR_GUESS or not p.v.unread[slot]
 
 
 cdef void look_up(fc_policy *p, nu_state *u, int mode, int cls, int32_t layer) noexcept nogil:
-    """Find the least likely expert of a layer that may go."""
-    cdef nu_least *least = least_of(p, u, mode, cls, layer)
-    cdef const float *fasts = u.fast
-    cdef const float *slows = u.slow
-    cdef const float *bars = u.bar
-    cdef int32_t key, slot
-    cdef float c, fast, slow, best = 2.0
-    cdef uint32_t stamp = 0
-    least.key = NOBODY
-    units(u, layer, &fast, &slow)
-    for key in range(p.v.layer_first[layer], p.v.layer_first[layer + 1]):
-        c = fast * fasts[key] + slow * slows[key] + bars[key]
-        if c > best or (c == best and u.stamp[key] >= stamp):
-            continue                    # nearly always; and what is barred is never less
-        slot = p.v.slot_of[key]
-        if p.v.cls[slot] != cls:
+    """Find the least likely expert of a layer that may go; of equal ones the one asked for longest ago."""
+    cdef nu_layer *l = &u.layers[layer]
+    cdef int set_ = mode * p.v.n_classes + cls, _tries
+    cdef int32_t first = p.v.layer_first[layer], key, best = -1, i, n
+    cdef float above = -1.0, least = BARRED, c
+    u.least[set_ * p.v.n_layers + layer].key = NOBODY
+    u.due[set_ * p.v.n_layers + layer] = -INFINITY
+    for _tries in range(TRIES):
+        n = fc_row_least(l.row, l.blocks, l.mult, above, BARRED, &least, u.at)
+        if n == 0:
+            return
+        for i in range(n):
+            key = first + u.at[i]
+            if (best < 0 or u.seen[key].stamp < u.seen[best].stamp) and may_go(p, u, mode, cls, key):
+                best = key
+        if best >= 0:
+            name(p, u, set_, layer, best, least)
+            return
+        above = least
+    # Many that may not go for this search alone (unread, or of another class): one by one.
+    least = BARRED
+    for key in range(first, p.v.layer_first[layer + 1]):
+        c = fc_chance(place_of(p, u, key), l.mult)
+        if c > least or c >= BARRED or (c == least and u.seen[key].stamp > u.seen[best].stamp):
             continue
-        if park(p, slot):
-            close_key(p, u, key, slot)
-            continue
-        if mode == FC_FOR_GUESS and p.v.unread[slot]:
-            continue
-        best = c
-        stamp = u.stamp[key]
-        least.key = key
-        least.stamp = stamp
-        least.p = c
-        least.rounds = 1.0 / max(<double>c, LEAST) - 1.0
+        if may_go(p, u, mode, cls, key):
+            best = key
+            least = c
+    if best >= 0:
+        name(p, u, set_, layer, best, least)
 
 
 cdef int32_t victim(fc_policy *p, int cls, int mode) noexcept nogil:
     cdef nu_state *u = <nu_state *>p.state
-    cdef int32_t layer, n = p.v.n_layers, slot
-    cdef nu_least *row = least_of(p, u, mode, cls, 0)
-    cdef nu_least *worst
-    cdef double distance, farthest
+    cdef int set_ = mode * p.v.n_classes + cls
+    cdef int32_t n = p.v.n_layers, layer, slot, at
+    cdef nu_least *least = u.least + set_ * n
+    cdef const double *due = u.due + set_ * n
+    cdef double passed, ahead, most
     while True:
-        worst = NULL
-        farthest = -1.0
-        for layer in range(n):
-            if row[layer].key == UNKNOWN:
-                look_up(p, u, mode, cls, layer)
-            if row[layer].key < 0:
-                continue
-            distance = layer - u.layer + (n if layer <= u.layer else 0) + n * row[layer].rounds
-            if distance > farthest or (distance == farthest and row[layer].stamp < worst.stamp):
-                farthest = distance
-                worst = &row[layer]
-        if worst == NULL:
+        while u.n_unknown[set_] > 0:
+            u.n_unknown[set_] -= 1
+            look_up(p, u, mode, cls, u.unknown[set_ * n + u.n_unknown[set_]])
+        # Layers up to the open one come round after the others: a whole round is added to them.
+        passed = fc_greatest(due, u.layer + 1)
+        ahead = fc_greatest(due + u.layer + 1, n - u.layer - 1)
+        most = max(passed + n, ahead)
+        at = -1
+        if passed + n == most:
+            for layer in range(0, u.layer + 1):
+                if due[layer] == passed and least[layer].key >= 0 and (at < 0 or least[layer].stamp < least[at].stamp):
+                    at = layer
+        if ahead == most:
+            for layer in range(u.layer + 1, n):
+                if due[layer] == ahead and least[layer].key >= 0 and (at < 0 or least[layer].stamp < least[at].stamp):
+                    at = layer
+        if at < 0:
             return -1
-        slot = p.v.slot_of[worst.key]
+        slot = p.v.slot_of[least[at].key]
         if not park(p, slot):
             return slot
-        close_key(p, u, worst.key, slot)        # leased since it was looked up
+        close_key(p, u, least[at].key, slot)        # leased since it was looked up

@@ -8,25 +8,41 @@ LEAST = 1e-9  # the chance of an expert that was never picked
 class History:
     """What next_use says of itself, without a trick: every visit of every layer, as the set of what it picked."""
 
+    rates, prior, longest = (1 / 2, 1 / 16, 1 / 128), 2048, 16384
+
     def __init__(self, layers):
-        self.n, self.open = layers, -1
+        self.n, self.open, self.learnt = layers, -1, self.prior
         self.visits = defaultdict(list)
+        self.weights = [1 / len(self.rates)] * len(self.rates)
+        self.fixed = {}  # the weights when a layer's last visit began
 
     def request(self, layer, key):
         if layer != self.open or key in self.visits[layer][-1]:
             self.open = layer
             self.visits[layer].append(set())
+            self.fixed[layer] = list(self.weights)
+        self.learn(self.averages(self.visits[layer][:-1], key))
         self.visits[layer][-1].add(key)
 
+    def averages(self, visits, key):
+        """Each over the weight that it has gathered."""
+        ages = [len(visits) - 1 - i for i, visit in enumerate(visits) if key in visit]
+        return [
+            sum(rate * (1 - rate) ** age for age in ages) / (1 - (1 - rate) ** len(visits)) if ages else 0.0
+            for rate in self.rates
+        ]
+
+    def learn(self, averages):
+        parts = [weight * average for weight, average in zip(self.weights, averages, strict=True)]
+        if sum(parts) == 0:
+            return
+        self.learnt = min(self.learnt + 1, self.longest)
+        for i, part in enumerate(parts):
+            self.weights[i] += (part / sum(parts) - self.weights[i]) / self.learnt
+
     def chance(self, layer, key):
-        """The blend of a fast and a slow average, each over the weight that it has gathered."""
-        visits, p = self.visits[layer], 0.0
-        for share, rate in ((0.25, 0.4), (0.75, 0.02)):
-            ages = [len(visits) - 1 - i for i, visit in enumerate(visits) if key in visit]
-            gathered = 1 - (1 - rate) ** len(visits)
-            if ages:
-                p += share * sum(rate * (1 - rate) ** age for age in ages) / gathered
-        return max(p, LEAST)
+        averages = self.averages(self.visits[layer], key)
+        return max(sum(w * a for w, a in zip(self.fixed.get(layer, self.weights), averages, strict=True)), LEAST)
 
     def distance(self, layer, key):
         return (layer - self.open - 1) % self.n + 1 + self.n * (1 / self.chance(layer, key) - 1)

@@ -18,8 +18,14 @@ WINDOW, LEADS, REST = 1024, 3, 6  # sampled requests; windows; windows
 
 
 def moody(count, seed=3):
-    """Traffic whose token cycle just fits, and whose experts stay for some tokens: lru's."""
-    return tokens(LAYERS, EXPERTS, 2, count, seed)
+    """Traffic that stays with two layers for a while, among ten experts that change by one a token: lru's."""
+    rng = np.random.default_rng(seed)
+    asked = []
+    for token in range(count):
+        first = 2 * (token // 200 % (LAYERS // 2))
+        for turn in range(LAYERS):
+            asked.append((token + rng.permutation(10)[:2]) % EXPERTS + EXPERTS * (first + turn % 2))
+    return np.concatenate(asked).astype(np.int32)
 
 
 def scattered(count, seed=4):
@@ -79,8 +85,8 @@ def serve(store, *traffic):
         top_k = 2 if len(hits) % 2 == 0 else 4
         before = store.stats().hits
         for token, row in enumerate(keys.reshape(-1, LAYERS, top_k)):
-            for layer, experts in enumerate(row.tolist()):
-                store.acquire_many(layer, [expert - layer * EXPERTS for expert in experts]).release()
+            for batch in row.tolist():
+                store.acquire_many(batch[0] // EXPERTS, [key % EXPERTS for key in batch]).release()
             if token % 24 == 23:
                 store.mrc()
         hits.append(store.stats().hits - before)

@@ -63,7 +63,8 @@ EXT = {
     "counters": "arena ioqueue",  # their error codes
     "policy": "lru lfu s3fifo sieve next_use",  # the registry: name -> implementation
     "lru": "policy",
-    "next_use": "policy",
+    "rows": "",
+    "next_use": "policy rows",
     "order": "policy",
     "lfu": "policy order",
     "s3fifo": "policy order",
