@@ -32,8 +32,8 @@ class LiveCurve:
     used : str
         The policy that runs.
     requests, sampled, lost : int
-        Demands heard; those of sampled experts that the ghosts were given; entries lost because they came faster than a
-        twentieth of one processor could serve them.
+        Demands heard; those of sampled experts that the ghosts were given; those not looked at, because they came faster
+        than a twentieth of one processor could serve them.
     rate : float
         Share of the experts that is sampled; 1.0 for pools of up to 1,024.
     switches : int
@@ -41,7 +41,7 @@ class LiveCurve:
 
     Notes
     -----
-    From a sample the rates are estimates: on real traces mostly within 3 points, more where the curve is a cliff. The
+    From a sample the rates are estimates: on real traces mostly within 5 points, more where the curve is a cliff. The
     method is spatially hashed sampling (SHARDS, Waldspurger et al., FAST 2015).
     """
 

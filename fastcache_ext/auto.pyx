@@ -15,7 +15,7 @@ from fastcache_ext.table cimport fc_table, table_switch
 from fastcache_ext.threads cimport pthread_mutex_lock, pthread_mutex_unlock
 
 cdef enum:
-    PIECE = 512             # entries between two looks at anything else
+    PIECE = 1024            # entries between two looks at anything else
     AGES = 1 << 16          # visits that an expert's tag can tell apart
 
 

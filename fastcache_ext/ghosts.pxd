@@ -25,9 +25,8 @@ ctypedef struct fc_ghosts:
     uint32_t head           # entries put, modulo 2^32
     uint32_t tail           # entries taken
     int64_t heard           # requests
-    int64_t lost            # entries that found the ring full
+    int64_t lost            # of those, what found the ring full
     pthread_cond_t *wake    # who takes entries waits here
-    int64_t rest_until_ns   # the worker's: it takes none before
     # digested; under busy
     pthread_mutex_t busy
     int32_t every           # one expert in so many is sampled
@@ -77,10 +76,6 @@ cdef inline bint ghosts_wait(const fc_ghosts *g) noexcept nogil:
     return g != NULL and g.head - g.tail >= RING_WAKE
 
 cdef inline void ghosts_put(fc_ghosts *g, uint16_t entry) noexcept nogil:
-    if g.head - g.tail >= RING:
-        g.lost += 1
-        g.layer = -1                    # whatever comes next begins a visit
-        return
     g.ring[g.head & (RING - 1)] = entry
     g.head += 1
     if g.head - g.tail == RING_WAKE:
@@ -90,6 +85,11 @@ cdef inline void ghosts_put(fc_ghosts *g, uint16_t entry) noexcept nogil:
 cdef inline void ghosts_hear(fc_ghosts *g, int32_t key, int32_t layer) noexcept nogil:
     cdef fc_tag *tag = &g.tags[key]
     g.heard += 1
+    if g.head - g.tail > RING - 2:      # no room for a visit and an expert
+        g.lost += 1
+        g.layer = -1                    # what comes next begins a visit
+        tag.run = g.run
+        return
     if layer != g.layer or tag.run == g.run:
         g.layer = layer
         g.run += 1

@@ -1,7 +1,7 @@
 """The sample, and what its ghosts make of the traffic.
 
 Which experts are sampled is fixed at open: of every layer the same share, chosen by a hash, so that no layer counts more than it
-should; a pool of up to WHOLE experts whole. Nothing here grows with the traffic: a ring that is full loses entries, which are
+should; a pool of up to WHOLE experts whole. Nothing here grows with the traffic: while the ring is full requests are lost, and
 counted, and the next one begins a new visit.
 The choice: a window of sampled requests gives every ghost a hit rate, halved into what was before. The policy in use is replaced
 when another is ahead of it by the margin in LEADS windows in a row, and not within REST windows of the last switch.

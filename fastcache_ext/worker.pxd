@@ -11,6 +11,7 @@ ctypedef struct fc_worker:
     fc_uring *ring          # or NULL; touched under the core's mutex alone, so that it can be taken away
     int32_t register_       # 1: offer the pieces to the ring
     int32_t mlock           # 1: mlock what is not registered
+    int64_t rest_until_ns   # its own: before, it serves no ghost
     int32_t stop            # atomic
     int32_t started
     int32_t settled         # atomic: 1 once the arena is populated, locked and registered as far as it will be

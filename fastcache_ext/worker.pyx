@@ -22,7 +22,7 @@ cdef int64_t SAVED_NS = 400000000       # and what they have not used of this lo
 
 cdef int64_t ghosts_from(const fc_worker *w) noexcept nogil:
     """When there is something for the ghosts to do: a monotonic time, or NEVER. The mutex is held."""
-    return w.core.ghosts.rest_until_ns if ghosts_wait(w.core.ghosts) else NEVER
+    return w.rest_until_ns if ghosts_wait(w.core.ghosts) else NEVER
 
 
 cdef int nap(fc_worker *w, int64_t until) noexcept nogil:
@@ -54,7 +54,7 @@ cdef bint haunt(fc_worker *w) noexcept nogil:
     if due:
         ghosts_work(w.core, False)
         now = fc_now_ns()
-        w.core.ghosts.rest_until_ns = max(w.core.ghosts.rest_until_ns, now - SAVED_NS) + GHOST_SHARE * (now - start)
+        w.rest_until_ns = max(w.rest_until_ns, now - SAVED_NS) + GHOST_SHARE * (now - start)
     return due
 
 

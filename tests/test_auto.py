@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 import pytest
-from rig import Experts, layers_of
+from rig import Experts, layers_of, until
 from test_ghost import lru_curve, simulate, tokens
 
 import fastcache
@@ -121,6 +121,18 @@ def test_ghosts_beside_a_fixed_policy_change_nothing(disk):
         curve = store.mrc()
     assert curve.switches == 0 and curve.policies["lru"] > curve.policies["next_use"] + 0.02
     assert hits == [simulate(moody(700), LAYERS, EXPERTS, SLOTS, "next_use")]
+
+
+def test_the_worker_serves_the_ghosts_without_being_asked(disk):
+    keys = scattered(100)
+    with open_store(disk, policy="auto") as store:
+        for row in keys.reshape(-1, LAYERS, 4):
+            for layer, experts in enumerate(row.tolist()):
+                store.acquire_many(layer, [expert - layer * EXPERTS for expert in experts]).release()
+        until(lambda: "ghosts after" in store.describe()["policy"]["reason"], "the worker's turn")
+        sampled = int(store.describe()["policy"]["reason"].split("after ")[1].split()[0])
+        assert 0 < sampled < len(keys)
+        assert store.mrc().sampled == len(keys) - 4  # all but the visit that may still go on
 
 
 def test_auto_starts_with_next_use_and_says_so(disk):

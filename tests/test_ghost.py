@@ -173,7 +173,7 @@ def test_the_sampled_curve_is_near_the_exact_one():
     assert sampled == pytest.approx(lru_curve(keys, sizes), abs=0.02)
 
 
-def test_a_full_ring_loses_entries_counts_them_and_the_next_one_begins_a_visit():
+def test_a_full_ring_loses_requests_counts_them_and_the_next_one_begins_a_visit():
     layers, experts = 4, 32
     keys = tokens(layers, experts, 3, 2000, seed=1)
     watch = Watch([experts] * layers, bytes(layers * experts), [30])
@@ -183,7 +183,7 @@ def test_a_full_ring_loses_entries_counts_them_and_the_next_one_begins_a_visit()
     watch.hear(keys)
     report = watch.report()
     assert report["lost"] == lost and watch.check() == 0
-    assert len(keys) < report["sampled"] < 2 * len(keys)
+    assert report["sampled"] == pytest.approx(2 * len(keys) - lost, abs=4)  # but for the visits at the edges
 
 
 def test_old_traffic_counts_less_and_less_in_the_curve():
