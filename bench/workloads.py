@@ -29,7 +29,7 @@ class Empty:
 
 
 @contextmanager
-def full_store(path: Any) -> Iterator[fastcache.ExpertStore]:
+def full_store(path: Any, **more: Any) -> Iterator[fastcache.ExpertStore]:
     """A store with every one of its 16 x 128 small experts (three float32 tensors) resident."""
     nbytes = ROWS * COLUMNS * 4
     with open(path, "wb") as out:
@@ -47,7 +47,7 @@ def full_store(path: Any) -> Iterator[fastcache.ExpertStore]:
             layer, (record,), np.zeros(EXPERTS, np.uint16), np.zeros((EXPERTS, 3), np.int32), at.astype(np.int64)
         )
     layout = Layout("unknown", BATCH, (str(path),), layers, {}, {})
-    with fastcache.open(layout, budget="all", name="hits", policy="next_use") as store:
+    with fastcache.open(layout, **({"budget": "all", "name": "hits", "policy": "next_use"} | more)) as store:
         for layer in store.layers:
             store.acquire_many(layer, store.experts(layer)).release()
         yield store

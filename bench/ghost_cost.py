@@ -1,0 +1,247 @@
+"""What ghost caches cost, and how far off they are: a receipt.
+
+    python bench/ghost_cost.py [DIR] [TRACES]
+
+A hit is `acquire` and release, with ghosts and without. All stores hold the same 16 x 128 experts, all resident; of a
+pool of that size a quarter is sampled, of larger ones an eighth or less. Chunks of all arms alternate; the least of
+many, as in hits.py. "tokens": requests as a decoder makes them, eight experts of a layer, layer after layer. "one
+layer": 64 experts in turn. The ghosts are up to date before every chunk, so that all of it is heard; but "flooded":
+hits come faster than the ghosts' share of a processor allows, and most are lost to them. Bytes are what the C library
+says that the ghosts of all policies took. Errors: hit rates of ghosts against full simulations by the same code, on
+the real traces where TRACES has them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hits import least
+from machine import Steal, facts, write_receipt
+from workloads import EXPERTS, LAYERS, full_store
+
+import fastcache
+from fastcache_ext.policy import NAMES
+from fastcache_ext.scripted import Table
+from fastcache_ext.watch import Watch, switch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+Work = Callable[[int], None]
+POOLS = ((92, 896), (60, 384), (48, 128), (26, 64))
+
+
+def tokens_of(store: fastcache.ExpertStore) -> Work:
+    """Return f(n): n acquires in a decoder's order."""
+    rng = np.random.default_rng(2)
+    keys = [(layer, int(e)) for _ in range(16) for layer in range(LAYERS) for e in rng.permutation(EXPERTS)[:8]]
+
+    def work(n: int) -> None:
+        acquire = store.acquire
+        for layer, expert in keys[:n]:
+            acquire(layer, expert)
+
+    return work
+
+
+def one_layer(store: fastcache.ExpertStore) -> Work:
+    """Return f(n): n acquires of 64 experts in turn."""
+
+    def work(n: int) -> None:
+        acquire = store.acquire
+        for i in range(n):
+            acquire(3, i & 63)
+
+    return work
+
+
+def caught_up(
+    arms: dict[str, tuple[fastcache.ExpertStore, Callable[[int], None]]], chunks: int = 400
+) -> dict[str, float]:
+    """Return the least ns per request of each arm, the ghosts up to date before each chunk."""
+    best = dict.fromkeys(arms, float("inf"))
+    for _ in range(chunks):
+        for name, (store, work) in arms.items():
+            if not name.startswith("without"):
+                store.mrc()
+            start = time.perf_counter_ns()
+            work(2000)
+            best[name] = min(best[name], (time.perf_counter_ns() - start) / 2000)
+    return {name: round(ns, 1) for name, ns in best.items()}
+
+
+def spent() -> float:
+    """Return CPU seconds of the process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def worker_ns(
+    store: fastcache.ExpertStore, work: Callable[[int], None], requests: int = 20_000_000
+) -> dict[str, float]:
+    """Return the process's CPU time beside the calling thread's, per request and as a share of the elapsed time."""
+    store.mrc()
+    own, all_, wall = time.thread_time(), spent(), time.perf_counter()
+    for _ in range(requests // 2000):
+        work(2000)
+    own, all_, wall = time.thread_time() - own, spent() - all_, time.perf_counter() - wall
+    return {"ns_per_request": round((all_ - own) / requests * 1e9, 1), "share_of_time": round((all_ - own) / wall, 4)}
+
+
+def digest_ns(layers: int, experts: int, share: float) -> float:
+    """Return ns per request of everything, ghosts served by the caller: a decoder's traffic, misses included."""
+    pool = layers * experts
+    rng = np.random.default_rng(3)
+    taste = rng.normal(0, 1.5, (layers, experts))
+    keys = np.concatenate(
+        [layer * experts + np.argpartition(-(taste[layer] + rng.normal(0, 1, experts)), 8)[:8]
+         for _ in range(60) for layer in range(layers)]
+    ).astype(np.int32)  # fmt: skip
+    watch = Watch([experts] * layers, bytes(pool), [int(pool * share)])
+    watch.hear(keys)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter_ns()
+        watch.hear(keys)
+        best = min(best, (time.perf_counter_ns() - start) / len(keys))
+    return round(best, 1)
+
+
+def switch_ms(slots: int) -> dict[str, float]:
+    """Return the least ms that a full table takes to change to each policy: the time that the mutex is held."""
+    layers = slots // 128
+    found = {}
+    for policy in NAMES:
+        table = Table([256] * layers, bytes(layers * 256), [slots], "lru")
+        for key in range(slots):
+            table.request(key)
+            table.publish(table.reserve(key, 0, 0)[0])
+        order = list(range(slots))
+        best = float("inf")
+        for _ in range(9):
+            best = min(best, table.switch(policy, order))
+        found[policy] = round(best / 1e6, 3)
+    return found
+
+
+class Mallinfo(ctypes.Structure):
+    """The C library's mallinfo2."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uord ford keep".split()
+    ]
+
+
+def taken(layers: int, experts: int, share: float) -> dict[str, float]:
+    """Return the bytes that the ghosts of a pool take."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = Mallinfo
+    sizes, classes = [experts] * layers, bytes(layers * experts)
+    before = libc.mallinfo2()
+    watch = Watch(sizes, classes, [int(layers * experts * share)])
+    after = libc.mallinfo2()
+    nbytes = after.uord + after.hblkhd - before.uord - before.hblkhd
+    report = watch.report()
+    return {
+        "bytes": nbytes,
+        "per_expert": round(nbytes / report["pool"], 1),
+        "one_in": report["every"],
+        "per_sampled_expert": round(nbytes / report["tracked"], 1),
+    }
+
+
+def errors(traces: Path) -> dict[str, Any]:
+    """Return hit rates of ghosts and of full simulations, on the real traces and on generated traffic."""
+    import test_ghost
+
+    test_ghost.TRACES = traces
+    cases = {"generated, 40 x 256, top 8": (40, 256, test_ghost.tokens(40, 256, 8, 400, 0))}
+    if traces.exists():
+        cases = {"kimi-k3": test_ghost.kimi(), "qwen3-30b-a3b": test_ghost.qwen(), **cases}
+    found: dict[str, Any] = {}
+    for name, (layers, experts, keys) in cases.items():
+        for share in (0.03, 0.05, 0.1, 0.2):
+            slots = int(layers * experts * share)
+            report = test_ghost.watched(keys, layers, experts, slots).report(curve=True)
+            rows = {
+                policy: [round(report["hits"][policy] / report["sampled"], 4),
+                         round(test_ghost.simulate(keys, layers, experts, slots, policy) / len(keys), 4)]
+                for policy in NAMES
+            }  # fmt: skip
+            found[f"{name}, {share:.0%}"] = {
+                "sampled": report["sampled"],
+                "requests": len(keys),
+                "ghost_and_full": rows,
+            }
+    return found
+
+
+def main() -> None:
+    directory = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
+    traces = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(__file__).parents[2] / "shared" / "traces"
+    runs: list[dict[str, Any]] = []
+    with (
+        full_store(directory / "off.bin") as off,
+        full_store(directory / "on.bin", ghosts=True) as on,
+        full_store(directory / "auto.bin", ghosts=True, policy="auto") as auto,
+    ):
+        stores = {"without": off, "ghosts": on, "auto": auto}
+        kinds = {"one layer": one_layer, "tokens": tokens_of}
+        arms = {
+            f"{name}, {kind}": (store, make(store)) for kind, make in kinds.items() for name, store in stores.items()
+        }
+        for _ in range(3):
+            with Steal() as steal:
+                ns = caught_up(arms)
+                flooded = least({name: work for name, (_, work) in arms.items()})
+            runs.append({"ns": ns, "flooded_ns": flooded, "steal": steal.share})
+        worker = {kind: worker_ns(on, make(on)) for kind, make in kinds.items()}
+        start = time.perf_counter_ns()
+        for policy in ("lru", "next_use") * 10:
+            switch(on, policy)
+        live_switch = (time.perf_counter_ns() - start) / 20 / 1e6
+        curve = on.mrc()
+    best, flooded = ({name: min(run[key][name] for run in runs) for name in arms} for key in ("ns", "flooded_ns"))
+
+    def over(ns: dict[str, float]) -> dict[str, float]:
+        return {
+            f"{name}, {kind}": round(ns[f"{name}, {kind}"] / ns[f"without, {kind}"] - 1, 4)
+            for kind in kinds
+            for name in ("ghosts", "auto")
+        }
+
+    receipt = {
+        "what": __doc__,
+        **facts(directory),
+        "policies": sorted(NAMES),
+        "best_ns": best,
+        "more_than_without": over(best),
+        "flooded_ns": flooded,
+        "flooded_more_than_without": over(flooded),
+        "flooded_worker": worker,
+        "sampled_share": curve.rate,
+        "lost_requests": curve.lost,
+        "serving_ns_per_request": {f"{layers} x {each}, 10%": digest_ns(layers, each, 0.1) for layers, each in POOLS},
+        "switch_ms_at_16384_slots": switch_ms(16384),
+        "switch_ms_of_a_live_store_of_2048": round(live_switch, 3),
+        "bytes": {
+            f"{layers} x {each}, {share:.0%}": taken(layers, each, share)
+            for layers, each in POOLS
+            for share in (0.05, 0.2)
+        },
+        "errors": errors(traces),
+        "runs": runs,
+    }
+    for key in receipt.keys() - {"what", "runs", "errors"}:
+        print(key, receipt[key])
+    print(write_receipt("ghosts", receipt))
+
+
+if __name__ == "__main__":
+    main()
