@@ -128,6 +128,10 @@ class TraceError(FastcacheError, ValueError):
         self.filename, self.record = str(filename), record
 
 
+class RecordingError(FastcacheError, RuntimeError):
+    """The store is being recorded already."""
+
+
 class BudgetTooSmall(FastcacheError, ValueError):
     """Pins would leave less than one slot."""
 

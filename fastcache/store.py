@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from fastcache import assembly, errors, failures, reports
+from fastcache import assembly, errors, failures, recording, reports
 from fastcache.curve import LiveCurve, live_curve
 from fastcache.describe import Description
 from fastcache.fingerprint import fingerprint
@@ -314,6 +314,27 @@ class ExpertStore(Server):
         raise TypeError(
             "an ExpertStore cannot be pickled: open the checkpoint again in the other process, or reopen() after a fork"
         )
+
+    def record(self, path: str | os.PathLike[str], max_bytes: int | str | None = None) -> recording.Recording:
+        """Write what happens in this store to a trace file, until stop(), close() or `max_bytes` (None: 1 GiB).
+
+        Begin before the first request: such a trace can be replayed to the very counters of this store.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written. If that happens later, the recording ends, and says so.
+        RecordingError, ValueError
+            The store is being recorded already; `max_bytes` has no room for records.
+        """
+        header = recording.header_of(
+            self.name, self._inventory, self._payload, self._sizing, self._settings, self.engine_used
+        )
+        return recording.record(self, header, path, max_bytes)
+
+    def mark_token(self, n: int = 1) -> None:
+        """Say that what is requested from here on is for the next n tokens (of a prompt, say), in a recording."""
+        recording.mark_token(self, n)
 
     # ---- ends
 

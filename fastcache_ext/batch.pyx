@@ -16,6 +16,7 @@ from fastcache_ext.counters cimport FC_ERROR_TIMEOUT, FC_FIRST_ERROR, count_begi
 from fastcache_ext.hold cimport Hold
 from fastcache_ext.ioqueue cimport FC_ESOURCE, fc_load
 from fastcache_ext.monitor cimport *
+from fastcache_ext.recorder cimport T_TIMED_OUT, note
 from fastcache_ext.requests cimport core_begin, core_refuse, core_retry
 from fastcache_ext.threads cimport fc_now_ns
 
@@ -136,6 +137,7 @@ cdef class Batch:
         count_begin(n)
         count_in(n, self.nodes[0].phase, FC_FIRST_ERROR + FC_ERROR_TIMEOUT, 1)
         count_end(n)
+        note(self.core.c.recorder, T_TIMED_OUT, 0, self.nodes[0].phase, self.nodes[0].key)
         core_unlock(self.core.c)
         return self.core._error(FC_ETIMEOUT, *self.core._where(self.nodes[0].key), None, 0, 0, 0)
 

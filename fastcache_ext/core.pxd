@@ -6,6 +6,7 @@ from fastcache_ext.files cimport FileSet
 from fastcache_ext.ioqueue cimport fc_port
 from fastcache_ext.monitor cimport fc_core, fc_node
 from fastcache_ext.pread cimport fc_pread
+from fastcache_ext.recorder cimport fc_recorder
 from fastcache_ext.uring cimport fc_uring
 from fastcache_ext.worker cimport fc_worker
 
@@ -19,6 +20,8 @@ cdef class Core:
     cdef fc_pread *pread
     cdef fc_worker *worker          # owned; leaked with the core when a thread does not end
     cdef FileSet fileset
+    cdef object tape                # the last recording's Tape: it owns what the next line points to
+    cdef fc_recorder *recorder      # or NULL: not joined yet
     cdef int32_t *layer_index       # [max_layer + 1] index of a layer, or -1
     cdef int32_t max_layer
     cdef int32_t n_layers

@@ -33,6 +33,7 @@ from fastcache_ext.monitor cimport (
     core_close, core_free, core_haunt, core_lock, core_new, core_unlock, fc_node,
 )
 from fastcache_ext.pread cimport pread_join, pread_start
+from fastcache_ext.recorder cimport FC_ENDED_CLOSED, recorder_end, recorder_join
 from fastcache_ext.table cimport table_resident
 from fastcache_ext.threads cimport fc_now_ns
 from fastcache_ext.uring cimport uring_join, uring_kick, uring_start
@@ -231,6 +232,10 @@ cdef class Core:
         if self.closed:
             return True
         with nogil:
+            if self.recorder != NULL:
+                core_lock(self.c)
+                recorder_end(self.recorder, FC_ENDED_CLOSED)
+                core_unlock(self.c)
             core_close(self.c)
             worker_leave_ring(self.worker)
             if self.ring != NULL:
@@ -244,6 +249,8 @@ cdef class Core:
                     self.pread = NULL
             if rc == 0:
                 rc = worker_join(self.worker, max(until - fc_now_ns(), 1000000000) if timeout_ns >= 0 else -1)
+            if rc == 0 and self.recorder != NULL:
+                rc = recorder_join(self.recorder, max(until - fc_now_ns(), 1000000000) if timeout_ns >= 0 else -1)
         if rc != 0:
             return False
         self.closed = True

@@ -20,6 +20,7 @@ from fastcache_ext.ioqueue cimport (
 from fastcache_ext.monitor cimport (
     FC_MODE_DEMAND, FC_NODE_FAILED, FC_NODE_HELD, fc_core, fc_node, fc_wait, node_set,
 )
+from fastcache_ext.recorder cimport T_LANDED, note
 from fastcache_ext.table cimport (
     FC_FROM_DEMAND, FC_FROM_PREFETCH, fc_table, table_abort, table_check, table_publish,
 )
@@ -113,6 +114,7 @@ cdef void finish(fc_core *c, fc_load *load, int error) noexcept nogil:
     cdef fc_node *after
     cdef int64_t now = fc_now_ns(), late_ns = 0
     cdef int32_t consumers = 0
+    note(c.recorder, T_LANDED, error != 0, error, load.key)
     count_begin(&c.counters)
     count_landing(c, load, error)
     while node != NULL:

@@ -8,8 +8,8 @@ from libc.errno cimport ENOMEM
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
-from fastcache_ext.atomics cimport fc_load32, fc_store8
-from fastcache_ext.policy cimport FC_FOR_GUESS, fc_policy, park
+from fastcache_ext.atomics cimport fc_store8
+from fastcache_ext.policy cimport FC_FOR_GUESS, fc_policy, is_leased, park
 
 cdef enum:
     NOWHERE = 0
@@ -180,7 +180,7 @@ cdef int32_t oldest_read(fc_policy *p, lru_state *u, int cls) noexcept nogil:
     cdef int32_t *heap = u.heap + u.heap_first[cls]
     cdef int32_t i, best = -1
     for i in range(min(u.heap_len[cls], <int32_t>GUESS_WALK)):
-        if p.v.unread[heap[i]] or fc_load32(&p.v.leases[heap[i]]) != 0:
+        if p.v.unread[heap[i]] or is_leased(p, heap[i]):
             continue
         if best < 0 or u.stamp[heap[i]] < u.stamp[best]:
             best = heap[i]

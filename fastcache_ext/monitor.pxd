@@ -7,6 +7,7 @@ from fastcache_ext.counters cimport fc_counters
 from fastcache_ext.evidence cimport fc_evidence
 from fastcache_ext.ghosts cimport fc_ghosts
 from fastcache_ext.ioqueue cimport fc_extent, fc_file, fc_load, fc_op, fc_queue
+from fastcache_ext.recorder cimport fc_recorder
 from fastcache_ext.table cimport fc_table
 from fastcache_ext.threads cimport pthread_cond_t, pthread_mutex_t, pthread_t
 
@@ -80,6 +81,9 @@ ctypedef struct fc_core:
     fc_load *to_move        # landed loads whose extents are to be moved, by the worker
     fc_op *ops              # the pool
     fc_op *free_ops
+    fc_recorder *recorder   # NULL, or borrowed: hears of everything that happens here
+    int64_t tokens          # tokens marked so far
+    int32_t used            # 1 once anything was asked of it
     int64_t generation
     int64_t overflow_limit  # bytes, or -1
     int32_t idle            # engine threads waiting for work
@@ -118,6 +122,7 @@ cdef void wait_done(fc_wait *w, fc_core *c) noexcept nogil             # drops w
 cdef int core_sleep(fc_core *c, fc_wait *w, int64_t until_ns) noexcept nogil
 cdef fc_node *core_next_landed(fc_core *c, fc_wait *w) noexcept nogil
 cdef int core_cancel(fc_core *c, fc_wait *w) noexcept nogil            # guesses stopped
+cdef void core_mark_token(fc_core *c, int64_t n) noexcept nogil        # what is requested from here on is for the next n tokens
 # Loads that the caller fills. Claim: True when this caller is to fill the node's load. Abandon: it will be filled by nobody, and
 # nobody else waits for it.
 cdef bint core_claim(fc_core *c, fc_node *node) noexcept nogil

@@ -14,6 +14,7 @@ from fastcache_ext.evidence cimport EV_CALLER, EV_PIN, EV_WARM, evidence_free, e
 from fastcache_ext.ghosts cimport ghosts_free, ghosts_new, ghosts_used
 from fastcache_ext.landing cimport finish
 from fastcache_ext.ioqueue cimport FC_ECANCELLED, FC_ECLOSED, FC_GUESS, queue_init, queue_unlink
+from fastcache_ext.recorder cimport T_CANCEL, T_LEFT, T_PIN, T_TOKEN, T_UNPIN, note
 from fastcache_ext.table cimport FC_INFLIGHT, fc_slot, table_destroy, table_init
 from fastcache_ext.threads cimport *
 
@@ -99,6 +100,7 @@ cdef bint core_pin(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil:
     elif c.table.n_pinned[cls] + 1 < w.arena.class_first[cls + 1] - w.arena.class_first[cls]:
         slot.pinned = 1
         c.table.n_pinned[cls] += 1
+        note(c.recorder, T_PIN, 0, 0, node.key)
     else:
         room = False                        # another call has pinned meanwhile
     if room:
@@ -116,6 +118,7 @@ cdef bint core_unpin(fc_core *c, int32_t key) noexcept nogil:
         c.table.slots[slot].pinned = 0
         c.table.n_pinned[c.table.cls_of[key]] -= 1
         lease_drop(c.arena, slot)
+        note(c.recorder, T_UNPIN, 0, 0, key)
         was = True
     pthread_mutex_unlock(&c.mutex)
     return was
@@ -144,6 +147,7 @@ cdef void detach(fc_core *c, fc_node *node) noexcept nogil:
         count_begin(&c.counters)
         count_wait(&c.counters, node.phase, c.table.layer_of[node.key], fc_now_ns() - node.since_ns)
         count_end(&c.counters)
+        note(c.recorder, T_LEFT, 0, node.phase, node.key)
     if node.prev != NULL:
         node.prev.next = node.next
     else:
@@ -220,12 +224,20 @@ cdef int core_cancel(fc_core *c, fc_wait *w) noexcept nogil:
                 or load.landing or load.error != 0):
             continue
         n += 1
+        note(c.recorder, T_CANCEL, 0, 0, load.key)
         queue_unlink(&c.queue, load)
         load.error = FC_ECANCELLED
         if load.ops == 0:
             finish(c, load, FC_ECANCELLED)      # else: EMPTY once the reads at the device are over
     pthread_mutex_unlock(&c.mutex)
     return n
+
+
+cdef void core_mark_token(fc_core *c, int64_t n) noexcept nogil:
+    pthread_mutex_lock(&c.mutex)
+    note(c.recorder, T_TOKEN, 0, c.counters.phase, <int32_t>c.tokens)
+    c.tokens += n
+    pthread_mutex_unlock(&c.mutex)
 
 
 cdef void core_finish_by_hand(fc_core *c, fc_load *load, int error) noexcept nogil:

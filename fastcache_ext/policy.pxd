@@ -29,8 +29,15 @@ ctypedef struct fc_view:        # what a policy may read of the table and the ar
     int32_t *leases                 # [n_slots] atomic
     uint8_t *parked                 # [n_slots] atomic
 
+ctypedef struct fc_witness:     # hears what a search learns of leases, which end without the mutex; a replay answers instead
+    void *ctx
+    bint (*leased)(void *ctx, int32_t slot, bint leased) noexcept nogil     # returns what the policy is to believe
+    void (*released)(void *ctx, int32_t slot) noexcept nogil                # before the policy hears of it
+    int32_t (*told)(void *ctx) noexcept nogil       # NULL, or in a replay: the next released slot, instead of the arena's; or -1
+
 ctypedef struct fc_policy:
     int kind
+    fc_witness *witness         # NULL, or borrowed
     fc_view v
     void *state
     # A demand request for `key`, in request order; `slot` = -1 when it is not resident or on its way.
@@ -47,13 +54,23 @@ ctypedef struct fc_policy:
 
 cdef int policy_init(fc_policy *p, int kind, const fc_view *view) noexcept nogil       # 0 or -ENOMEM
 
+# Whether `slot` is leased. Policies ask through this or park(), never the count itself: a replay gives the same answers.
+cdef inline bint is_leased(const fc_policy *p, int32_t slot) noexcept nogil:
+    cdef bint leased = fc_load32(&p.v.leases[slot]) != 0
+    if p.witness != NULL:
+        leased = p.witness.leased(p.witness.ctx, slot, leased)
+    return leased
+
 # True when `slot` is leased; it is then left out of searches until released() speaks of it.
 cdef inline bint park(fc_policy *p, int32_t slot) noexcept nogil:
-    if fc_load32(&p.v.leases[slot]) == 0:
-        return False
-    # Dekker with arena.lease_drop: either we see the count at 0 here, or the last holder sees the mark.
-    fc_store8(&p.v.parked[slot], 1)
-    if fc_load32(&p.v.leases[slot]) == 0:
-        fc_store8(&p.v.parked[slot], 0)
-        return False
-    return True
+    cdef bint leased = fc_load32(&p.v.leases[slot]) != 0
+    if leased:
+        # Dekker with arena.lease_drop: either we see the count at 0 here, or the last holder sees the mark.
+        fc_store8(&p.v.parked[slot], 1)
+        leased = fc_load32(&p.v.leases[slot]) != 0
+        if not leased:
+            fc_store8(&p.v.parked[slot], 0)
+    if p.witness != NULL:
+        leased = p.witness.leased(p.witness.ctx, slot, leased)
+        fc_store8(&p.v.parked[slot], leased)
+    return leased

@@ -17,6 +17,7 @@ cdef int policy_init(fc_policy *p, int kind, const fc_view *view) noexcept nogil
     p.kind = kind
     p.v = view[0]
     p.state = NULL
+    p.witness = NULL
     if kind == FC_LRU:
         return lru_init(p)
     if kind == FC_NEXT_USE:

@@ -16,6 +16,7 @@ from fastcache_ext.counters cimport (
     N_LAYER_COUNTERS, N_NAMED, N_WAIT_BUCKETS, counters_phase, counters_read,
 )
 from fastcache_ext.monitor cimport core_lock, core_unlock
+from fastcache_ext.recorder cimport T_PHASE, note
 from fastcache_ext.table cimport table_check
 from fastcache_ext.uring cimport uring_flags, uring_registered
 
@@ -110,6 +111,7 @@ cdef class Reporter(Core):
         if self.c == NULL or self.forked():
             self.check()
         core_lock(self.c)
+        note(self.c.recorder, T_PHASE, 0, phase, 0)
         former = counters_phase(&self.c.counters, phase)
         core_unlock(self.c)
         return former

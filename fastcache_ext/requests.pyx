@@ -22,6 +22,10 @@ from fastcache_ext.monitor cimport (
     FC_NODE_NO_ROOM, fc_core, fc_node, fc_wait, node_is, node_set,
 )
 from fastcache_ext.policy cimport FC_FOR_DEMAND, FC_FOR_GUESS
+from fastcache_ext.recorder cimport (
+    FC_AS_DECLINED, FC_AS_HIT, FC_AS_JOIN, FC_AS_MISS, FC_AS_NO_ROOM, T_EVICTED, T_REFUSED, T_RETRY, T_SERVED, note,
+    note_batch, note_request, note_single,
+)
 from fastcache_ext.table cimport (
     FC_FROM_DEMAND, FC_FROM_PREFETCH, FC_INFLIGHT, FC_RESIDENT, fc_evicted, table_reserve,
 )
@@ -47,16 +51,29 @@ cdef inline void hear(fc_core *c, int32_t key, int32_t slot) noexcept nogil:
         ghosts_hear(c.ghosts, key, c.table.layer_of[key])
 
 
-cdef void note_hit(fc_core *c, int32_t key, int32_t slot, bint asked) noexcept nogil:
-    """Count a demand for a resident expert that was just leased for it, and tell the policy unless it was asked before."""
+cdef enum:                  # a hit is
+    ALONE = 0               # a call's only request
+    OF_BATCH = 1
+    RETRIED = 2             # of a request that found no room before: the policy has heard of it
+
+
+cdef inline void note_hit(fc_core *c, int32_t key, int32_t slot, int how) noexcept nogil:
+    """Count a demand for a resident expert that was just leased for it, and tell the policy."""
     cdef fc_counters *n = &c.counters
-    if not asked:
+    cdef int held = fc_load32(&c.arena.leases[slot]) > 1 + c.table.slots[slot].pinned
+    if how == ALONE:
+        held = note_single(c.recorder, key, held)
+    elif how == OF_BATCH:
+        held = note_request(c.recorder, FC_AS_HIT, key, held)
+    else:
+        held = note(c.recorder, T_SERVED, FC_AS_HIT, held, key)
+    if how != RETRIED:
         hear(c, key, slot)
     count_begin(n)
     count(n, C_REQUESTS, 1)
     count(n, C_HITS, 1)
     count_layer(n, c.table.layer_of[key], L_HITS, 1)
-    if fc_load32(&c.arena.leases[slot]) > 1 + c.table.slots[slot].pinned:
+    if held:
         count(n, C_HITS_ON_HELD, 1)
     if c.table.unread[slot]:
         c.table.unread[slot] = 0
@@ -74,7 +91,7 @@ cdef int32_t core_hit(fc_core *c, int32_t key) noexcept nogil:
     slot = c.table.slot_of[key]
     if slot >= 0 and c.table.slots[slot].state == FC_RESIDENT and not c.closing:
         lease_take(c.arena, slot)
-        note_hit(c, key, slot, False)
+        note_hit(c, key, slot, ALONE)
     else:
         slot = -1
     pthread_mutex_unlock(&c.mutex)
@@ -97,8 +114,9 @@ cdef bint core_hit_many(fc_core *c, const int32_t *keys, int n, int32_t *slots) 
     if all_here:
         for i in range(n):
             lease_take(c.arena, slots[i])
+        note_batch(c.recorder, FC_MODE_DEMAND, 0, n)
         for i in range(n):
-            note_hit(c, keys[i], slots[i], False)
+            note_hit(c, keys[i], slots[i], OF_BATCH)
     pthread_mutex_unlock(&c.mutex)
     return all_here
 
@@ -205,6 +223,8 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
         node_set(node, FC_NODE_NO_ROOM)
         return False
     c.generation += 1
+    if slot >= 0 and evicted.key >= 0:
+        note(c.recorder, T_EVICTED, evicted.unread | evicted.origin << 1, 0, evicted.key)
     count_begin(n)
     if slot >= 0 and evicted.key >= 0:
         count(n, C_EVICTIONS, 1)
@@ -275,10 +295,14 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
     cdef fc_node *node
     cdef fc_load *load
     cdef int32_t slot, i, guesses = 0
+    cdef bint started, admitted
     pthread_mutex_lock(&c.mutex)
     if c.closing:
         pthread_mutex_unlock(&c.mutex)
         return -FC_ECLOSED
+    c.used = 1
+    if w.n > 0:
+        note_batch(c.recorder, w.mode, w.predictor if w.mode == FC_MODE_GUESS else 0, w.n)
     # Phase 1: what is here is leased before anything is evicted, so no batch gives up its own members.
     for i in range(w.n):
         node = &w.nodes[i]
@@ -291,18 +315,26 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
         node = &w.nodes[i]
         if node_is(node, FC_NODE_HELD):
             if w.mode == FC_MODE_DEMAND:
-                note_hit(c, node.key, node.slot, False)
+                note_hit(c, node.key, node.slot, OF_BATCH)
                 node.asked = 1
+            else:
+                note_request(c.recorder, FC_AS_HIT, node.key, 0)
             continue
         load = flying(c, node.key)
         if load != NULL:
+            note_request(c.recorder, FC_AS_JOIN, node.key, 0)
             join(c, w, node, load)
             continue
         guesses += 1
-        if w.mode != FC_MODE_GUESS or evidence_admit(&c.evidence, w.predictor, guesses - 1, w.n):
-            start(c, w, node, NULL)
+        admitted = w.mode != FC_MODE_GUESS or evidence_admit(&c.evidence, w.predictor, guesses - 1, w.n)
+        if c.recorder != NULL and c.recorder.admitted != NULL:
+            admitted = c.recorder.admitted(c.recorder)
+        if admitted:
+            started = start(c, w, node, NULL)
+            note_request(c.recorder, FC_AS_MISS if started else FC_AS_NO_ROOM, node.key, 0)
         else:
             node_set(node, FC_NODE_DECLINED)
+            note_request(c.recorder, FC_AS_DECLINED, node.key, 0)
     leave(c)
     return 0
 
@@ -310,20 +342,25 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
 cdef int core_retry(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcept nogil:
     cdef int32_t slot
     cdef fc_load *load
+    cdef bint started
     cdef int rc = 0
     pthread_mutex_lock(&c.mutex)
     slot = c.table.slot_of[node.key]
+    if not c.closing:
+        note(c.recorder, T_RETRY, 0, priv != NULL, node.key)
     if c.closing:
         rc = -FC_ECLOSED
     elif slot >= 0 and c.table.slots[slot].state == FC_RESIDENT:
         hold_resident(c, w, node, slot)
-        note_hit(c, node.key, slot, node.asked)
+        note_hit(c, node.key, slot, RETRIED if node.asked else OF_BATCH)
     else:
         load = flying(c, node.key)
         if load != NULL:
+            note(c.recorder, T_SERVED, FC_AS_JOIN, 0, node.key)
             join(c, w, node, load)
         else:
-            start(c, w, node, priv)
+            started = start(c, w, node, priv)
+            note(c.recorder, T_SERVED, FC_AS_MISS if started else FC_AS_NO_ROOM, 0, node.key)
     leave(c)
     if priv != NULL:
         private_unref(priv)
@@ -334,6 +371,7 @@ cdef void core_refuse(fc_core *c, fc_wait *w, fc_node *node, int error) noexcept
     pthread_mutex_lock(&c.mutex)
     node_set(node, FC_NODE_FAILED)
     node.error = error
+    note(c.recorder, T_REFUSED, 0, error, node.key)
     count_begin(&c.counters)
     count(&c.counters, C_REQUESTS, 1)
     count(&c.counters, C_MISSES, 1)

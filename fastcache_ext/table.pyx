@@ -11,7 +11,7 @@ from libc.stdlib cimport calloc, free
 
 from fastcache_ext.arena cimport arena_take_told, lease_drop, lease_take
 from fastcache_ext.atomics cimport fc_load32, fc_load8, fc_store32, fc_store8
-from fastcache_ext.policy cimport fc_policy, fc_view, policy_init
+from fastcache_ext.policy cimport fc_policy, fc_view, fc_witness, policy_init
 
 
 cdef int table_init(fc_table *t, fc_arena *arena, int32_t n_layers, const int32_t *layer_first, const uint8_t *cls_of,
@@ -84,11 +84,21 @@ cdef void table_destroy(fc_table *t) noexcept nogil:
 
 cdef void table_drain(fc_table *t) noexcept nogil:
     cdef fc_arena *a = t.arena
-    cdef int32_t s = arena_take_told(a), after
+    cdef fc_witness *w = t.policy.witness
+    cdef int32_t s, after
+    if w != NULL and w.told != NULL:
+        s = w.told(w.ctx)
+        while s >= 0:
+            t.policy.released(&t.policy, s)
+            s = w.told(w.ctx)
+        return
+    s = arena_take_told(a)
     while s >= 0:
         after = a.next_told[s]
         fc_store8(&a.told[s], 0)        # before the count is read: a later last release tells again
         if fc_load32(&a.leases[s]) == 0 and fc_load8(&a.parked[s]):
+            if w != NULL:
+                w.released(w.ctx, s)
             t.policy.released(&t.policy, s)
         s = after
 

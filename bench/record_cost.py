@@ -1,0 +1,82 @@
+"""What recording costs a hit: two stores in one process, one of them recorded, in chunks that alternate: a receipt.
+
+    python bench/record_cost.py [DIR]
+
+`plain` and `recorded` are the same workload on two stores of the same experts, all resident. Chunks alternate, so that
+a busy moment of the machine meets both; the figure is the ratio of the least ns per operation over all chunks,
+and beside it that of the medians. Which store is recorded is swapped half-way in each run, so that where their memory
+lies favours neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from machine import Steal, facts, write_receipt
+from workloads import Workload, full_store, workloads
+
+import fastcache
+
+CHUNKS, OPERATIONS = 400, 2000
+ARMS = ("acquire_release", "acquire_three_arrays_release", "acquire_many_8")
+
+
+def interleaved(arms: dict[str, Workload], operations: int) -> dict[str, list[float]]:
+    """Return ns per operation of every chunk, by arm."""
+    spent: dict[str, list[float]] = {name: [] for name in arms}
+    for _ in range(CHUNKS):
+        for name, work in arms.items():
+            start = time.perf_counter_ns()
+            work(operations)
+            spent[name].append((time.perf_counter_ns() - start) / operations)
+    return spent
+
+
+def measure(pair: tuple[fastcache.ExpertStore, fastcache.ExpertStore], path: Path, arm: str) -> dict[str, Any]:
+    """Return plain and recorded ns of one workload, each store recorded once."""
+    spent: dict[str, list[float]] = {"plain": [], "recorded": []}
+    lost = records = 0
+    for plain, recorded in (pair, pair[::-1]):
+        arms = {"plain": workloads(plain)[arm], "recorded": workloads(recorded)[arm]}
+        with recorded.record(path, max_bytes="4GiB") as recording:
+            for name, chunks in interleaved(arms, OPERATIONS if "many" not in arm else OPERATIONS // 8).items():
+                spent[name] += chunks
+        lost, records = lost + recording.dropped, records + recording.records
+        path.unlink()
+    least = {name: min(chunks) for name, chunks in spent.items()}
+    median = {name: statistics.median(chunks) for name, chunks in spent.items()}
+    return {
+        "least_ns": {name: round(ns, 1) for name, ns in least.items()},
+        "median_ns": {name: round(ns, 1) for name, ns in median.items()},
+        "least_ratio": round(least["recorded"] / least["plain"], 4),
+        "median_ratio": round(median["recorded"] / median["plain"], 4),
+        "records": records,
+        "lost": lost,
+    }
+
+
+def main() -> None:
+    directory = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(dir="/var/tmp"))
+    runs: list[dict[str, Any]] = []
+    with contextlib.ExitStack() as stack:
+        a, b = (stack.enter_context(full_store(directory / f"hits-{i}.bin")) for i in range(2))
+        for _ in range(3):
+            with Steal() as steal:
+                run: dict[str, Any] = {arm: measure((a, b), directory / "hits.fctrace", arm) for arm in ARMS}
+            runs.append(run | {"steal": steal.share})
+    best = {arm: min(run[arm]["least_ratio"] for run in runs) for arm in ARMS}
+    worst = {arm: max(run[arm]["least_ratio"] for run in runs) for arm in ARMS}
+    receipt = {"what": __doc__, **facts(directory), "least_ratio": best, "worst_ratio": worst, "runs": runs}
+    for run in runs:
+        print(run)
+    print(write_receipt("record", receipt))
+
+
+if __name__ == "__main__":
+    main()
