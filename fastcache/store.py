@@ -318,7 +318,7 @@ class ExpertStore(Server):
     def record(self, path: str | os.PathLike[str], max_bytes: int | str | None = None) -> recording.Recording:
         """Write what happens in this store to a trace file, until stop(), close() or `max_bytes` (None: 1 GiB).
 
-        Begin before the first request: such a trace can be replayed to the very counters of this store.
+        Begin before the first request: `fastcache.traces.replay_exact` replays such a file to this store's counters.
 
         Raises
         ------

@@ -117,6 +117,7 @@ cdef bint core_pin(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil
 cdef bint core_unpin(fc_core *c, int32_t key) noexcept nogil
 
 cdef void wait_init(fc_wait *w, fc_core *c, int mode, int each, fc_node *nodes, int n) noexcept nogil
+cdef void node_give_up(fc_core *c, fc_node *node) noexcept nogil      # wait for it no longer, or hold it no longer; mutex held
 cdef void wait_done(fc_wait *w, fc_core *c) noexcept nogil             # drops what was not taken
 # Sleep until the wait is over (all landed; or, with `each`, one landed), or until the monotonic time. 1: over. 0: time.
 cdef int core_sleep(fc_core *c, fc_wait *w, int64_t until_ns) noexcept nogil

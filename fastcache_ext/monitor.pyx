@@ -158,21 +158,24 @@ cdef void detach(fc_core *c, fc_node *node) noexcept nogil:
     node.load = NULL
 
 
+cdef void node_give_up(fc_core *c, fc_node *node) noexcept nogil:
+    if node_is(node, FC_NODE_FLYING):
+        detach(c, node)
+    elif not node_is(node, FC_NODE_HELD):
+        return
+    if node.priv != NULL:
+        private_unref(node.priv)
+        node.priv = NULL
+    elif node.slot >= 0 and node.wait.mode != FC_MODE_GUESS:
+        lease_drop(node.wait.arena, node.slot)
+    node_set(node, FC_NODE_TAKEN)
+
+
 cdef void wait_done(fc_wait *w, fc_core *c) noexcept nogil:
-    cdef fc_node *node
     cdef int i
     pthread_mutex_lock(&c.mutex)
     for i in range(w.n):
-        node = &w.nodes[i]
-        if node_is(node, FC_NODE_FLYING):
-            detach(c, node)
-        if node_is(node, FC_NODE_FLYING) or node_is(node, FC_NODE_HELD):
-            if node.priv != NULL:
-                private_unref(node.priv)
-                node.priv = NULL
-            elif node.slot >= 0 and w.mode != FC_MODE_GUESS:
-                lease_drop(w.arena, node.slot)
-            node_set(node, FC_NODE_TAKEN)
+        node_give_up(c, &w.nodes[i])
     pthread_mutex_unlock(&c.mutex)
     arena_unref(w.arena)
 

@@ -3,8 +3,9 @@
 Imports errors, keys, units, budget, layout, NumPy and, of the compiled half, the policies' names and the simulator.
 """
 
+from fastcache.traces.exact import ExactReplay, replay_exact
 from fastcache.traces.format import read_trace, write_trace
 from fastcache.traces.importers import read
 from fastcache.traces.trace import Trace
 
-__all__ = ["Trace", "read", "read_trace", "write_trace"]
+__all__ = ["ExactReplay", "Trace", "read", "read_trace", "replay_exact", "write_trace"]

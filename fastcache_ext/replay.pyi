@@ -1,0 +1,16 @@
+from collections.abc import Sequence
+from typing import Any
+
+class Replay:
+    def __init__(
+        self,
+        layers: Sequence[int],
+        cls_of: bytes,
+        class_slots: Sequence[int],
+        payload: Sequence[int],
+        policy: str,
+        by_hand: bool,
+    ) -> None: ...
+    def run(self, records: Any) -> tuple[str, int, int]: ...
+    def rows(self) -> list[list[int]]: ...
+    def layers(self) -> list[dict[str, int]]: ...

@@ -1,0 +1,397 @@
+"""Exact replay: a recorded run through the store's own code again, without files, threads or memory for experts.
+
+What a store cannot know beforehand comes from the records: who asked for what, when reads landed and how, which slots a search found
+leased, which guesses were let in. What the store decided is decided again, by the same requests, landing, table and policy. Their
+hooks, which wrote the records, compare them now; the first difference ends the replay. May import everything below report.
+"""
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+
+from fastcache_ext.counters import LAYER_NAMES, PHASES
+from fastcache_ext.policy import NAMES as POLICIES
+
+from fastcache_ext.arena cimport FC_HUGE_OFF, arena_new, arena_unref, fc_arena, fc_private, private_new, private_unref
+from fastcache_ext.atomics cimport fc_add32
+from fastcache_ext.counters cimport (
+    FC_ERROR_TIMEOUT, FC_FIRST_ERROR, FC_PHASES, N_COUNTERS, N_LAYER_COUNTERS, count_in, counters_phase,
+)
+from fastcache_ext.evidence cimport EV_PREDICTORS
+from fastcache_ext.ioqueue cimport FC_ECANCELLED, fc_extent, fc_load, queue_unlink
+from fastcache_ext.landing cimport finish
+from fastcache_ext.monitor cimport (
+    FC_MODE_DEMAND, FC_MODE_GUESS, FC_MODE_PIN, FC_NODE_HELD, FC_NODE_NO_ROOM, core_free, core_new, fc_core, fc_node, fc_wait,
+    node_give_up, node_is, node_set, wait_done, wait_init,
+)
+from fastcache_ext.recorder cimport *
+from fastcache_ext.requests cimport core_begin, core_refuse, core_retry, flying
+from fastcache_ext.table cimport FC_INFLIGHT
+
+cdef enum:                  # why run() stopped
+    ENDED = 0               # at the records that say so
+    CUT = 1                 # the file ends without saying so, or inside a batch
+    LOST = 2                # records were lost here
+    DIVERGED = 3
+    STRANGE = 4             # a record that cannot be here
+
+cdef uint64_t AUX = <uint64_t>0xFFFF << 16
+
+STOPS = ("ended", "cut", "lost", "diverged", "strange")
+
+ctypedef struct fc_call:        # a recorded call: its wait, and its nodes behind it
+    fc_wait w
+    fc_call *next
+    fc_node *nodes
+
+ctypedef struct fc_replay:
+    fc_recorder hooks       # first: the hooks are given this
+    fc_core *c
+    const uint64_t *records
+    int64_t n
+    int64_t at              # the next record
+    int64_t op              # the one that began what goes on now
+    int stop                # -1: not yet
+    uint64_t instead        # where it diverged: what the replay would have written
+    fc_call *calls          # that somebody may still wait in
+    int32_t n_calls
+    int32_t sweep_at
+
+
+# ---- the hooks
+
+cdef void diverge(fc_replay *s, uint64_t instead) noexcept nogil:
+    if s.stop < 0:
+        s.stop = DIVERGED if s.at < s.n else CUT
+        s.instead = instead
+
+
+cdef uint64_t compare(fc_recorder *r, uint64_t rec) noexcept nogil:
+    """In place of the recorder's slow(). Whether a hit was on what somebody held already is for the records to say."""
+    cdef fc_replay *s = <fc_replay *>r
+    cdef int kind = rec & 255
+    cdef uint64_t differ = ~<uint64_t>0
+    if s.stop >= 0:
+        return rec
+    if kind == T_REQUEST or kind == T_SERVED:
+        differ ^= AUX
+    if s.at >= s.n or (s.records[s.at] ^ rec) & differ:
+        diverge(s, rec)
+        return rec
+    s.at += 1
+    return s.records[s.at - 1]
+
+
+cdef bint leased(void *ctx, int32_t slot, bint answer) noexcept nogil:
+    cdef fc_replay *s = <fc_replay *>ctx
+    cdef uint64_t asked = record(T_LEASED, 0, 0, slot)
+    if s.stop < 0 and s.at < s.n and (s.records[s.at] | 1 << 8) == (asked | 1 << 8):
+        answer = (s.records[s.at] >> 8) & 1
+        if answer or s.c.table.slots[slot].state != FC_INFLIGHT:
+            s.at += 1
+            return answer
+    diverge(s, asked)
+    return s.c.table.slots[slot].state == FC_INFLIGHT
+
+
+cdef int32_t told(void *ctx) noexcept nogil:
+    cdef fc_replay *s = <fc_replay *>ctx
+    cdef int32_t slot
+    if s.stop >= 0 or s.at >= s.n or (s.records[s.at] & 255) != T_RELEASED:
+        return -1
+    slot = <int32_t>(s.records[s.at] >> 32)
+    if slot < 0 or slot >= s.c.table.n_slots:
+        s.stop = STRANGE
+        return -1
+    s.at += 1
+    return slot
+
+
+cdef bint admitted(fc_recorder *r) noexcept nogil:
+    cdef fc_replay *s = <fc_replay *>r
+    return s.at >= s.n or (s.records[s.at] & 0xFFFF) != (T_REQUEST | FC_AS_DECLINED << 8)
+
+
+# ---- calls
+
+cdef fc_call *new_call(fc_replay *s, int mode, int n) noexcept nogil:
+    cdef fc_call *call = <fc_call *>calloc(1, sizeof(fc_call) + n * sizeof(fc_node))
+    if call == NULL:
+        return NULL
+    call.nodes = <fc_node *>(call + 1)
+    wait_init(&call.w, s.c, mode, 0, call.nodes, n)
+    call.next = s.calls
+    s.calls = call
+    s.n_calls += 1
+    return call
+
+
+cdef void let_go(fc_replay *s, fc_wait *w) noexcept nogil:
+    """Leases end when the records say that a search saw it; until then nothing depends on them."""
+    cdef int i
+    for i in range(w.n):
+        if node_is(&w.nodes[i], FC_NODE_HELD):
+            node_give_up(s.c, &w.nodes[i])
+
+
+cdef void sweep(fc_replay *s, bint every) noexcept nogil:
+    """Forget calls in which nobody waits any more; now and then, so that a landing need not look for them."""
+    cdef fc_call **place = &s.calls
+    cdef fc_call *call
+    if not every and s.n_calls < s.sweep_at:
+        return
+    while place[0] != NULL:
+        call = place[0]
+        if every or call.w.pending == 0:
+            place[0] = call.next
+            wait_done(&call.w, s.c)
+            free(call)
+            s.n_calls -= 1
+        else:
+            place = &call.next
+    s.sweep_at = 2 * s.n_calls + 64
+
+
+# ---- the operations
+
+cdef bint batch(fc_replay *s, int mode, int predictor, int32_t n) noexcept nogil:
+    """False: out of memory."""
+    cdef fc_call *call
+    cdef int64_t j = s.at + 1
+    cdef int32_t i = 0, key
+    cdef int kind
+    if n < 1 or n > s.c.table.n_keys or mode > FC_MODE_PIN or predictor >= EV_PREDICTORS:
+        s.stop = STRANGE
+        return True
+    call = new_call(s, mode, n)
+    if call == NULL:
+        return False
+    if mode == FC_MODE_GUESS:
+        call.w.predictor = predictor
+    while i < n and j < s.n:
+        kind = s.records[j] & 255
+        if kind == T_REQUEST:
+            key = <int32_t>(s.records[j] >> 32)
+            if key < 0 or key >= s.c.table.n_keys:
+                s.stop = STRANGE
+                return True
+            call.nodes[i].key = key
+            i += 1
+        elif kind < T_LANDED or kind == T_GAP or kind == T_END:
+            break
+        j += 1
+    if i < n:
+        s.stop = CUT if j >= s.n else STRANGE
+        return True
+    core_begin(s.c, &call.w)
+    let_go(s, &call.w)
+    sweep(s, False)
+    return True
+
+
+cdef bint retry(fc_replay *s, int32_t key, bint private) noexcept nogil:
+    cdef fc_call *call = new_call(s, FC_MODE_DEMAND, 1)
+    cdef fc_private *p = NULL
+    cdef int error = 0
+    if call == NULL:
+        return False
+    call.nodes[0].key = key
+    call.nodes[0].asked = 1
+    node_set(&call.nodes[0], FC_NODE_NO_ROOM)
+    if private:
+        p = private_new(s.c.arena, key, 1, -1, &error)
+        if p == NULL:
+            return False
+    core_retry(s.c, &call.w, &call.nodes[0], p)
+    let_go(s, &call.w)
+    sweep(s, False)
+    return True
+
+
+cdef bint landed(fc_replay *s, fc_load *load, int error) noexcept nogil:
+    cdef fc_node *node = <fc_node *>load.waiters
+    cdef fc_node **waiters
+    cdef int32_t i, n = 0
+    waiters = <fc_node **>malloc((load.waits + 1) * sizeof(fc_node *))
+    if waiters == NULL:
+        return False
+    while node != NULL:
+        waiters[n] = node
+        n += 1
+        node = node.next
+    queue_unlink(&s.c.queue, load)
+    finish(s.c, load, error)
+    for i in range(n):
+        if node_is(waiters[i], FC_NODE_HELD):
+            node_give_up(s.c, waiters[i])
+    free(waiters)
+    sweep(s, False)
+    return True
+
+
+cdef void left(fc_replay *s, fc_load *load, int phase) noexcept nogil:
+    cdef fc_node *node = <fc_node *>load.waiters
+    while node != NULL and (node.wait.mode != FC_MODE_DEMAND or node.phase != phase):
+        node = node.next
+    if node == NULL:
+        s.stop = STRANGE
+        return
+    fc_add32(&node.wait.pending, -1)    # nobody sleeps on it; it says when the call can be forgotten
+    node_give_up(s.c, node)
+
+
+cdef bint step(fc_replay *s) noexcept nogil:
+    """Do again what the next record began. False: out of memory."""
+    cdef uint64_t rec = s.records[s.at]
+    cdef int kind = rec & 255, flags = (rec >> 8) & 255, aux = <uint16_t>(rec >> 16)
+    cdef int32_t value = <int32_t>(rec >> 32)
+    cdef fc_load *load = NULL
+    cdef fc_call *call
+    s.op = s.at
+    if kind == T_BATCH:
+        return batch(s, flags, aux, value)
+    if kind == T_TOKEN or kind == T_PIN or kind == T_UNPIN:
+        s.at += 1                       # no counter depends on it but through leases
+        return True
+    if kind == T_PHASE or kind == T_TIMED_OUT:
+        s.at += 1
+        if aux >= FC_PHASES:
+            s.stop = STRANGE
+        elif kind == T_PHASE:
+            counters_phase(&s.c.counters, aux)
+        else:
+            count_in(&s.c.counters, aux, FC_FIRST_ERROR + FC_ERROR_TIMEOUT, 1)
+        return True
+    if kind == T_COUNTER or kind == T_END or kind == T_GAP:
+        s.stop = LOST if kind == T_GAP else ENDED
+        return True
+    if value < 0 or value >= s.c.table.n_keys:
+        s.stop = STRANGE
+        return True
+    if kind == T_RETRY:
+        return retry(s, value, aux & 1)
+    if kind == T_REFUSED:
+        call = new_call(s, FC_MODE_DEMAND, 1)
+        if call == NULL:
+            return False
+        call.nodes[0].key = value
+        core_refuse(s.c, &call.w, &call.nodes[0], aux)
+        sweep(s, False)
+        return True
+    if kind == T_LANDED or kind == T_LEFT or kind == T_CANCEL:
+        load = flying(s.c, value)
+    if load == NULL:
+        diverge(s, 0)                   # nothing of the kind is under way here
+    elif kind == T_LANDED:
+        return landed(s, load, aux)
+    elif kind == T_LEFT:
+        left(s, load, aux)
+    else:
+        s.at += 1
+        queue_unlink(&s.c.queue, load)
+        load.error = FC_ECANCELLED
+    return True
+
+
+cdef class Replay:
+    """A store without files that does what records say. One thread at a time."""
+    cdef fc_replay s
+    cdef fc_arena *arena
+    cdef bint by_hand
+
+    def __cinit__(self, layers, cls_of, class_slots, payload, policy, bint by_hand):
+        """`layers`: experts per layer; `cls_of`: size class per key (bytes); `payload`: bytes per key."""
+        cdef int64_t bytes_[16]
+        cdef int32_t slots_[16]
+        cdef int32_t *first = <int32_t *>calloc(len(layers) + 1, sizeof(int32_t))
+        cdef int32_t *ext_first
+        cdef int64_t *span
+        cdef fc_extent *extents
+        cdef bytes classes = bytes(cls_of)
+        cdef int32_t i, n = len(classes), n_extents = 0, n_layers = len(layers)
+        cdef int error = 0
+        if len(class_slots) > 16 or sum(layers) != n or len(payload) != n:
+            free(first)
+            raise ValueError("layers, classes and sizes do not fit together")
+        for i in range(n_layers):
+            first[i + 1] = first[i] + <int32_t>layers[i]
+        for i in range(len(class_slots)):
+            bytes_[i], slots_[i] = 4096, class_slots[i]
+        ext_first = <int32_t *>calloc(n + 1, sizeof(int32_t))
+        span = <int64_t *>calloc(n + 1, sizeof(int64_t))
+        extents = <fc_extent *>calloc(n + 1, sizeof(fc_extent))
+        try:
+            if first == NULL or ext_first == NULL or span == NULL or extents == NULL:
+                raise MemoryError
+            for i in range(n):          # one extent says how large an expert is; nothing is read
+                if payload[i] > 0:
+                    extents[n_extents].nbytes = payload[i]
+                    n_extents += 1
+                ext_first[i + 1] = n_extents
+            self.arena = arena_new(bytes_, slots_, len(class_slots), FC_HUGE_OFF, 4096, &error)
+            if self.arena != NULL:
+                self.s.c = core_new(self.arena, n_layers, first, <const uint8_t *><const char *>classes, POLICIES[policy],
+                                    extents, n_extents, ext_first, span, NULL, 0, 1, 1 << 20, 1 << 20)
+            if self.s.c == NULL:
+                raise MemoryError
+        finally:
+            free(first)
+            free(ext_first)
+            free(span)
+            free(extents)
+        self.s.c.by_hand = by_hand
+        self.s.hooks.slow = compare
+        self.s.hooks.admitted = admitted
+        self.s.hooks.witness.ctx = &self.s
+        self.s.hooks.witness.leased = leased
+        self.s.hooks.witness.told = told
+
+    def __dealloc__(self):
+        cdef fc_load *load
+        if self.s.c != NULL:
+            self.s.c.recorder = NULL
+            self.s.c.table.policy.witness = NULL
+            sweep(&self.s, True)
+            while self.s.c.privates != NULL:
+                load = self.s.c.privates
+                self.s.c.privates = load.newer
+                private_unref(<fc_private *>load.priv)
+                free(load)
+            core_free(self.s.c)
+        arena_unref(self.arena)
+
+    def run(self, records):
+        """Replay `records` (a buffer of 8-byte records). Returns (how it stopped, at which record, what came instead of it).
+
+        How: one of STOPS. What came instead is a record, where it diverged; 0: nothing.
+        """
+        cdef Py_buffer view
+        cdef bint memory = True
+        PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
+        self.s.records = <const uint64_t *>view.buf
+        self.s.n = view.len // 8
+        self.s.at = 0
+        self.s.stop = -1
+        self.s.c.recorder = &self.s.hooks
+        self.s.c.table.policy.witness = &self.s.hooks.witness
+        with nogil:
+            while self.s.stop < 0 and memory:
+                if self.s.at >= self.s.n:
+                    self.s.stop = CUT
+                else:
+                    memory = step(&self.s)
+        PyBuffer_Release(&view)
+        if not memory:
+            raise MemoryError
+        return STOPS[self.s.stop], self.s.at, self.s.instead
+
+    def rows(self):
+        """The counters, [phase][number]."""
+        cdef int i, p
+        return [[self.s.c.counters.rows[p][i] for i in range(N_COUNTERS)] for p in range(FC_PHASES)]
+
+    def layers(self):
+        """Per layer, in order: {name: count}, the phases added."""
+        cdef int64_t *n = self.s.c.counters.layers
+        cdef int i, j, p, n_layers = self.s.c.counters.n_layers
+        return [{LAYER_NAMES[j]: sum([n[(p * n_layers + i) * N_LAYER_COUNTERS + j] for p in range(FC_PHASES)])
+                 for j in range(N_LAYER_COUNTERS)} for i in range(n_layers)]
