@@ -22,8 +22,9 @@ from fastcache.sizing import Sizing
 from fastcache.traces.format import Header, pack_header
 from fastcache.units import parse_bytes
 from fastcache_ext.counters import ERRORS, NAMES, WAIT_BUCKETS
+from fastcache_ext.policy import NAMES as POLICIES
 from fastcache_ext.serve import Server
-from fastcache_ext.tape import LEAST_BYTES, RING, Tape, mark_token, running
+from fastcache_ext.tape import LEAST_BYTES, RING, Tape, mark_token, policy_in_use, running
 
 log = logging.getLogger("fastcache")
 MAX_BYTES = "1GiB"
@@ -110,11 +111,13 @@ class Recording:
 
 
 def header_of(
-    name: str, inventory: Inventory, payload: np.ndarray[Any, Any], sizing: Sizing, settings: Settings, engine: str
+    store: Server, name: str, inventory: Inventory, payload: np.ndarray[Any, Any], sizing: Sizing, settings: Settings
 ) -> Header:
     """Return the header of a store's trace. `payload`: bytes of each expert, int64 [K]."""
     import fastcache  # its version, which it does not know while this module is imported
 
+    by_number = {number: name for name, number in POLICIES.items()}
+    policies = [by_number.get(number, "") for number in range(max(by_number) + 1)]
     edges = np.cumsum([0, *(count for _, count in inventory.layers)])
     per_layer = [set(payload[a:b].tolist()) for a, b in itertools.pairwise(edges)]
     nbytes: int | tuple[int, ...] = tuple(payload.tolist())
@@ -129,8 +132,10 @@ def header_of(
         expert_nbytes=nbytes,
         run={
             "fastcache": fastcache.__version__,
-            "policy": settings.policy,
-            "engine": engine,
+            "policy": policies[policy_in_use(store)],
+            "chosen": settings.policy,
+            "policies": policies,
+            "engine": store.engine_used,
             "budget_bytes": sizing.budget,
             "slots": list(sizing.slots),
             "slot_bytes": list(sizing.slot_bytes),

@@ -327,9 +327,7 @@ class ExpertStore(Server):
         RecordingError, ValueError
             The store is being recorded already; `max_bytes` has no room for records.
         """
-        header = recording.header_of(
-            self.name, self._inventory, self._payload, self._sizing, self._settings, self.engine_used
-        )
+        header = recording.header_of(self, self.name, self._inventory, self._payload, self._sizing, self._settings)
         return recording.record(self, header, path, max_bytes)
 
     def mark_token(self, n: int = 1) -> None:

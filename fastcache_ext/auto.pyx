@@ -11,6 +11,7 @@ from fastcache_ext.ghosts cimport fc_ghosts, ghosts_digest, ghosts_take, ghosts_
 from fastcache_ext.ioqueue cimport FC_ECLOSED
 from fastcache_ext.monitor cimport fc_core
 from fastcache_ext.policy cimport fc_policy, policy_init
+from fastcache_ext.recorder cimport T_MOVED, T_SWITCH, note
 from fastcache_ext.table cimport fc_table, table_switch
 from fastcache_ext.threads cimport pthread_mutex_lock, pthread_mutex_unlock
 
@@ -55,8 +56,12 @@ cdef int32_t by_last_request(const fc_table *t, const fc_ghosts *g, int32_t *fir
     return n
 
 
-cdef void switched(fc_core *c, int was, int kind) noexcept nogil:
-    """The one place where a store's policy changes, in mutex order: what a recording has to know of it is noted here."""
+cdef void note_switch(fc_core *c, int kind, const int32_t *order, int32_t n) noexcept nogil:
+    """The one place where a store's policy changes. The order comes from the ghosts, of which a replay knows nothing."""
+    cdef int32_t i
+    note(c.recorder, T_SWITCH, 0, kind, n)
+    for i in range(n if c.recorder != NULL else 0):
+        note(c.recorder, T_MOVED, 0, 0, order[i])
 
 
 cdef int core_switch(fc_core *c, int kind) noexcept nogil:
@@ -64,7 +69,8 @@ cdef int core_switch(fc_core *c, int kind) noexcept nogil:
     cdef fc_arena *arena = NULL
     cdef int32_t *first
     cdef int32_t *order
-    cdef int rc, was
+    cdef int32_t n
+    cdef int rc
     pthread_mutex_lock(&c.mutex)
     if not c.closing:
         arena = c.arena
@@ -82,9 +88,9 @@ cdef int core_switch(fc_core *c, int kind) noexcept nogil:
         if c.closing:
             rc = -FC_ECLOSED
         else:
-            was = c.table.policy.kind
-            table_switch(&c.table, &fresh, order, by_last_request(&c.table, c.ghosts, first, order))
-            switched(c, was, kind)
+            n = by_last_request(&c.table, c.ghosts, first, order)
+            note_switch(c, kind, order, n)
+            table_switch(&c.table, &fresh, order, n)
         pthread_mutex_unlock(&c.mutex)
     if fresh.state != NULL:
         fresh.destroy(&fresh)           # what was in use, or what never came to be

@@ -26,6 +26,8 @@ cdef enum:                  # kinds; fastcache/traces/format.py has the first th
     T_END = 29              # flags FC_ENDED_*; value: records lost in all
     T_PHASE = 30            # aux: the phase that follows
     T_TIMED_OUT = 31        # aux: phase of a call that gave up waiting
+    T_SWITCH = 32           # the policy becomes number `aux`; value: residents that go over, one MOVED each, in order
+    T_MOVED = 33            # slot
 
 cdef enum:                  # flags of REQUEST and SERVED
     FC_AS_HIT = 0

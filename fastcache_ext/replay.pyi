@@ -9,6 +9,7 @@ class Replay:
         class_slots: Sequence[int],
         payload: Sequence[int],
         policy: str,
+        policies: Sequence[str],
         by_hand: bool,
     ) -> None: ...
     def run(self, records: Any) -> tuple[str, int, int]: ...

@@ -23,9 +23,10 @@ from fastcache_ext.monitor cimport (
     FC_MODE_DEMAND, FC_MODE_GUESS, FC_MODE_PIN, FC_NODE_HELD, FC_NODE_NO_ROOM, core_free, core_new, fc_core, fc_node, fc_wait,
     node_give_up, node_is, node_set, wait_done, wait_init,
 )
+from fastcache_ext.policy cimport fc_policy, policy_init
 from fastcache_ext.recorder cimport *
 from fastcache_ext.requests cimport core_begin, core_refuse, core_retry, flying
-from fastcache_ext.table cimport FC_INFLIGHT
+from fastcache_ext.table cimport FC_INFLIGHT, table_switch
 
 cdef enum:                  # why run() stopped
     ENDED = 0               # at the records that say so
@@ -33,6 +34,7 @@ cdef enum:                  # why run() stopped
     LOST = 2                # records were lost here
     DIVERGED = 3
     STRANGE = 4             # a record that cannot be here
+    MAX_KINDS = 64
 
 cdef uint64_t AUX = <uint64_t>0xFFFF << 16
 
@@ -55,6 +57,7 @@ ctypedef struct fc_replay:
     fc_call *calls          # that somebody may still wait in
     int32_t n_calls
     int32_t sweep_at
+    int kinds[MAX_KINDS]    # policies, by their numbers in the file; -1: none
 
 
 # ---- the hooks
@@ -239,6 +242,39 @@ cdef void left(fc_replay *s, fc_load *load, int phase) noexcept nogil:
     node_give_up(s.c, node)
 
 
+cdef bint switch(fc_replay *s, int number, int32_t n) noexcept nogil:
+    """Another policy, numbered as in the file, and the slots that go over to it, in the order of the records."""
+    cdef fc_policy fresh
+    cdef int32_t *order
+    cdef uint8_t *seen
+    cdef int32_t i, slot
+    cdef int kind = s.kinds[number] if number < MAX_KINDS else -1
+    if kind < 0 or n < 0 or n > s.c.table.n_slots or n > s.n - s.at - 1:
+        s.stop = STRANGE
+        return True
+    order = <int32_t *>malloc((n + 1) * sizeof(int32_t))
+    seen = <uint8_t *>calloc(s.c.table.n_slots + 1, 1)
+    for i in range(n if order != NULL and seen != NULL else 0):
+        slot = <int32_t>(s.records[s.at + 1 + i] >> 32)
+        if ((s.records[s.at + 1 + i] & 255) != T_MOVED or slot < 0 or slot >= s.c.table.n_slots or seen[slot]
+                or s.c.table.key_of[slot] < 0):
+            s.stop = STRANGE
+            break
+        seen[slot] = 1
+        order[i] = slot
+    if order == NULL or seen == NULL or policy_init(&fresh, kind, &s.c.table.policy.v) != 0:
+        free(order)
+        free(seen)
+        return False
+    if s.stop < 0:
+        s.at += n + 1
+        table_switch(&s.c.table, &fresh, order, n)
+    fresh.destroy(&fresh)
+    free(order)
+    free(seen)
+    return True
+
+
 cdef bint step(fc_replay *s) noexcept nogil:
     """Do again what the next record began. False: out of memory."""
     cdef uint64_t rec = s.records[s.at]
@@ -261,6 +297,8 @@ cdef bint step(fc_replay *s) noexcept nogil:
         else:
             count_in(&s.c.counters, aux, FC_FIRST_ERROR + FC_ERROR_TIMEOUT, 1)
         return True
+    if kind == T_SWITCH:
+        return switch(s, aux, value)
     if kind == T_COUNTER or kind == T_END or kind == T_GAP:
         s.stop = LOST if kind == T_GAP else ENDED
         return True
@@ -298,8 +336,8 @@ cdef class Replay:
     cdef fc_arena *arena
     cdef bint by_hand
 
-    def __cinit__(self, layers, cls_of, class_slots, payload, policy, bint by_hand):
-        """`layers`: experts per layer; `cls_of`: size class per key (bytes); `payload`: bytes per key."""
+    def __cinit__(self, layers, cls_of, class_slots, payload, policy, policies, bint by_hand):
+        """`layers`: experts per layer; `cls_of`: size class per key (bytes); `payload`: bytes per key; `policies`: names by number."""
         cdef int64_t bytes_[16]
         cdef int32_t slots_[16]
         cdef int32_t *first = <int32_t *>calloc(len(layers) + 1, sizeof(int32_t))
@@ -339,6 +377,8 @@ cdef class Replay:
             free(span)
             free(extents)
         self.s.c.by_hand = by_hand
+        for i in range(MAX_KINDS):
+            self.s.kinds[i] = POLICIES.get(policies[i], -1) if i < len(policies) else -1
         self.s.hooks.slow = compare
         self.s.hooks.admitted = admitted
         self.s.hooks.witness.ctx = &self.s

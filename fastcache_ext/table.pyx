@@ -11,7 +11,7 @@ from libc.stdlib cimport calloc, free
 
 from fastcache_ext.arena cimport arena_take_told, lease_drop, lease_take
 from fastcache_ext.atomics cimport fc_load32, fc_load8, fc_store32, fc_store8
-from fastcache_ext.policy cimport fc_policy, fc_view, fc_witness, policy_init
+from fastcache_ext.policy cimport fc_policy, fc_view, fc_witness, is_leased, policy_init
 
 
 cdef int table_init(fc_table *t, fc_arena *arena, int32_t n_layers, const int32_t *layer_first, const uint8_t *cls_of,
@@ -164,6 +164,7 @@ cdef void table_switch(fc_table *t, fc_policy *fresh, const int32_t *order, int3
     cdef fc_policy was = t.policy
     cdef int32_t i, s
     table_drain(t)
+    fresh.witness = was.witness
     for i in range(n):
         s = order[i]
         fc_store8(&t.arena.parked[s], 0)    # what the old policy waited for is nothing to the new one
@@ -171,7 +172,7 @@ cdef void table_switch(fc_table *t, fc_policy *fresh, const int32_t *order, int3
             fresh.request(fresh, t.key_of[s], -1)
         fresh.admit(fresh, t.key_of[s], s)
         # Dekker with lease_drop, as in park(): a release before the mark is seen here, one after it is told.
-        if fc_load32(&t.arena.leases[s]) == 0 and fc_load8(&t.arena.parked[s]):
+        if fc_load8(&t.arena.parked[s]) and not is_leased(&was, s):
             fresh.released(fresh, s)
     t.policy = fresh[0]
     fresh[0] = was

@@ -96,6 +96,15 @@ def running(Core core):
     return bool(yes)
 
 
+def policy_in_use(Core core):
+    """The number of the policy that the store evicts by now."""
+    core.check()
+    core_lock(core.c)
+    kind = core.c.table.policy.kind
+    core_unlock(core.c)
+    return kind
+
+
 def mark_token(Core core, int64_t n):
     """What is requested from here on is for the next n tokens."""
     core.check()

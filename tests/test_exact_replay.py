@@ -12,6 +12,7 @@ from fastcache.store import ExpertStore
 from fastcache.traces import replay_exact
 from fastcache.traces.format import open_records
 from fastcache_ext.policy import NAMES as POLICIES
+from fastcache_ext.watch import switch
 
 LAYERS, EXPERTS, TOP_K = 4, 16, 4
 
@@ -121,6 +122,28 @@ def test_many_threads_with_leases_held_at_random(experts, mixed, engine, policy,
             kept.clear()
         assert_identities(store)
     assert (totals > 0).all(), dict(zip(happened, totals.tolist(), strict=True))
+
+
+def test_policies_that_change_while_the_store_serves(experts, engine, tmp_path):
+    names = list(POLICIES)
+    for round in range(3):
+        store = fastcache.open(experts.source, budget=7 * 4096, policy="auto", engine=engine)
+        with store, store.record(tmp_path / "trace") as rec:
+            kept = [[] for _ in range(3)]
+            rng = np.random.default_rng(round)
+            with ThreadPoolExecutor(3) as pool:
+                calls = [pool.submit(act, store, np.random.default_rng((round, i)), kept[i], 150) for i in range(3)]
+                switches = 0
+                while not all(call.done() for call in calls):
+                    switch(store, names[int(rng.integers(len(names)))])
+                    switches += 1
+                for call in calls:
+                    call.result()
+            rec.stop()
+            again = replay_exact(tmp_path / "trace")
+            assert again.same and again.policy == "next_use" and switches > 5, again
+            assert (open_records(tmp_path / "trace")[1]["kind"] == 32).sum() >= switches
+            kept.clear()
 
 
 def test_reads_that_fail_are_short_are_late_or_are_cancelled(experts, tmp_path):
@@ -241,10 +264,10 @@ def test_a_full_file_replays_to_the_counters_of_the_moment_it_was_full(experts, 
 @pytest.fixture
 def trace(experts, tmp_path):
     """A recording of one thread's calls."""
-    with fastcache.open(experts.source, budget=6 * 4096, policy="lru", engine="pread") as store:
-        with store.record(tmp_path / "trace"):
-            act(store, np.random.default_rng(4), [], 100)
-            act(store, np.random.default_rng(5), [], 100)
+    store = fastcache.open(experts.source, budget=6 * 4096, policy="lru", engine="pread")
+    with store, store.record(tmp_path / "trace"):
+        act(store, np.random.default_rng(4), [], 100)
+        act(store, np.random.default_rng(5), [], 100)
     return tmp_path / "trace"
 
 

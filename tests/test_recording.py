@@ -164,9 +164,7 @@ def test_a_full_file_ends_the_recording_with_the_counters_of_that_moment(store, 
 
 
 def test_records_that_find_no_room_are_counted_and_marked_and_the_trace_is_not_exact(store, tmp_path):
-    header = recording.header_of(
-        store.name, store._inventory, store._payload, store._sizing, store._settings, store.engine_used
-    )
+    header = recording.header_of(store, store.name, store._inventory, store._payload, store._sizing, store._settings)
     rng = np.random.default_rng(5)
     with recording.record(store, header, tmp_path / "trace", ring=32) as rec:
         for _ in range(10_000):

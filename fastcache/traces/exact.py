@@ -22,7 +22,7 @@ ENDS = {1: "stopped", 2: "closed", 3: "max_bytes"}
 KINDS = {
     1: "TOKEN", 2: "BATCH", 3: "REQUEST", 16: "LANDED", 17: "EVICTED", 18: "LEASED", 19: "RELEASED", 20: "RETRY",
     21: "SERVED", 22: "REFUSED", 23: "LEFT", 24: "CANCEL", 25: "PIN", 26: "UNPIN", 27: "GAP", 28: "COUNTER", 29: "END",
-    30: "PHASE", 31: "TIMED_OUT",
+    30: "PHASE", 31: "TIMED_OUT", 32: "SWITCH", 33: "MOVED",
 }  # fmt: skip
 _OF_KEYS = frozenset({3, 16, 17, 20, 21, 22, 23, 24, 25, 26, 31})
 _OUTCOMES = ("hit", "join", "miss", "no room", "declined")
@@ -99,7 +99,7 @@ def replay_exact(path: str | os.PathLike[str]) -> ExactReplay:
     """
     header, records = open_records(path)
     run = header.run
-    missing = {"policy", "engine", "slots", "classes", "counters", "exact"} - set(run)
+    missing = {"policy", "policies", "engine", "slots", "classes", "counters", "exact"} - set(run)
     if missing:
         raise TraceError(f"not a recording of a store: `run` has no {', '.join(sorted(missing))}", filename=path)
     if run["exact"] is not True:
@@ -114,7 +114,13 @@ def replay_exact(path: str | os.PathLike[str]) -> ExactReplay:
         counts = [count for _, count in header.layers]
         classes = np.repeat(*(np.asarray(column) for column in zip(*run["classes"], strict=True))).astype(np.uint8)
         replay = Replay(
-            counts, classes.tobytes(), run["slots"], _sizes(header), run["policy"], run["engine"] == "python"
+            counts,
+            classes.tobytes(),
+            run["slots"],
+            _sizes(header),
+            run["policy"],
+            run["policies"],
+            run["engine"] == "python",
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise TraceError(f"the header is not usable: {error!r}", filename=path) from None
@@ -182,7 +188,7 @@ def _words(record: Any, header: Header) -> str:
         first = np.concatenate([[0], np.cumsum([count for _, count in header.layers])])
         layer = int(np.searchsorted(first, value, "right")) - 1
         what = f"expert {(header.layers[layer][0], value - int(first[layer]))}"
-    elif kind in (18, 19):
+    elif kind in (18, 19, 33):
         what = f"slot {value}"
     detail = _OUTCOMES[flags] if kind in (3, 21) and flags < len(_OUTCOMES) else f"flags {flags}"
     return f"{KINDS.get(kind, kind)} {what} ({detail}, aux {aux})"
