@@ -1,18 +1,20 @@
 """Exact replay: a recorded run through the store's own code again, without files, threads or memory for experts.
 
-What a store cannot know beforehand comes from the records: who asked for what, when reads landed and how, which slots a search found
-leased, which guesses were let in. What the store decided is decided again, by the same requests, landing, table and policy. Their
-hooks, which wrote the records, compare them now; the first difference ends the replay. May import everything below report.
+What a store cannot know beforehand comes from the records: who asked for what, when reads landed and how, which slots a search
+found leased, which guesses were let in. What the store decided is decided again, by the same requests, landing, table and policy. Their
+hooks, which wrote the records, compare them now (checker.pyx); the first difference ends the replay. May import everything below
+report.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
-from fastcache_ext.counters import LAYER_NAMES, PHASES
+from fastcache_ext.counters import LAYER_NAMES
 from fastcache_ext.policy import NAMES as POLICIES
 
 from fastcache_ext.arena cimport FC_HUGE_OFF, arena_new, arena_unref, fc_arena, fc_private, private_new, private_unref
 from fastcache_ext.atomics cimport fc_add32
+from fastcache_ext.checker cimport *
 from fastcache_ext.counters cimport (
     FC_ERROR_TIMEOUT, FC_FIRST_ERROR, FC_PHASES, N_COUNTERS, N_LAYER_COUNTERS, count_in, counters_phase,
 )
@@ -20,98 +22,15 @@ from fastcache_ext.evidence cimport EV_PREDICTORS
 from fastcache_ext.ioqueue cimport FC_ECANCELLED, fc_extent, fc_load, queue_unlink
 from fastcache_ext.landing cimport finish
 from fastcache_ext.monitor cimport (
-    FC_MODE_DEMAND, FC_MODE_GUESS, FC_MODE_PIN, FC_NODE_HELD, FC_NODE_NO_ROOM, core_free, core_new, fc_core, fc_node, fc_wait,
+    FC_MODE_DEMAND, FC_MODE_GUESS, FC_MODE_PIN, FC_NODE_HELD, FC_NODE_NO_ROOM, core_free, core_new, fc_node, fc_wait,
     node_give_up, node_is, node_set, wait_done, wait_init,
 )
 from fastcache_ext.policy cimport fc_policy, policy_init
 from fastcache_ext.recorder cimport *
 from fastcache_ext.requests cimport core_begin, core_refuse, core_retry, flying
-from fastcache_ext.table cimport FC_INFLIGHT, table_switch
-
-cdef enum:                  # why run() stopped
-    ENDED = 0               # at the records that say so
-    CUT = 1                 # the file ends without saying so, or inside a batch
-    LOST = 2                # records were lost here
-    DIVERGED = 3
-    STRANGE = 4             # a record that cannot be here
-    MAX_KINDS = 64
-
-cdef uint64_t AUX = <uint64_t>0xFFFF << 16
+from fastcache_ext.table cimport table_switch
 
 STOPS = ("ended", "cut", "lost", "diverged", "strange")
-
-ctypedef struct fc_call:        # a recorded call: its wait, and its nodes behind it
-    fc_wait w
-    fc_call *next
-    fc_node *nodes
-
-ctypedef struct fc_replay:
-    fc_recorder hooks       # first: the hooks are given this
-    fc_core *c
-    const uint64_t *records
-    int64_t n
-    int64_t at              # the next record
-    int64_t op              # the one that began what goes on now
-    int stop                # -1: not yet
-    uint64_t instead        # where it diverged: what the replay would have written
-    fc_call *calls          # that somebody may still wait in
-    int32_t n_calls
-    int32_t sweep_at
-    int kinds[MAX_KINDS]    # policies, by their numbers in the file; -1: none
-
-
-# ---- the hooks
-
-cdef void diverge(fc_replay *s, uint64_t instead) noexcept nogil:
-    if s.stop < 0:
-        s.stop = DIVERGED if s.at < s.n else CUT
-        s.instead = instead
-
-
-cdef uint64_t compare(fc_recorder *r, uint64_t rec) noexcept nogil:
-    """In place of the recorder's slow(). Whether a hit was on what somebody held already is for the records to say."""
-    cdef fc_replay *s = <fc_replay *>r
-    cdef int kind = rec & 255
-    cdef uint64_t differ = ~<uint64_t>0
-    if s.stop >= 0:
-        return rec
-    if kind == T_REQUEST or kind == T_SERVED:
-        differ ^= AUX
-    if s.at >= s.n or (s.records[s.at] ^ rec) & differ:
-        diverge(s, rec)
-        return rec
-    s.at += 1
-    return s.records[s.at - 1]
-
-
-cdef bint leased(void *ctx, int32_t slot, bint answer) noexcept nogil:
-    cdef fc_replay *s = <fc_replay *>ctx
-    cdef uint64_t asked = record(T_LEASED, 0, 0, slot)
-    if s.stop < 0 and s.at < s.n and (s.records[s.at] | 1 << 8) == (asked | 1 << 8):
-        answer = (s.records[s.at] >> 8) & 1
-        if answer or s.c.table.slots[slot].state != FC_INFLIGHT:
-            s.at += 1
-            return answer
-    diverge(s, asked)
-    return s.c.table.slots[slot].state == FC_INFLIGHT
-
-
-cdef int32_t told(void *ctx) noexcept nogil:
-    cdef fc_replay *s = <fc_replay *>ctx
-    cdef int32_t slot
-    if s.stop >= 0 or s.at >= s.n or (s.records[s.at] & 255) != T_RELEASED:
-        return -1
-    slot = <int32_t>(s.records[s.at] >> 32)
-    if slot < 0 or slot >= s.c.table.n_slots:
-        s.stop = STRANGE
-        return -1
-    s.at += 1
-    return slot
-
-
-cdef bint admitted(fc_recorder *r) noexcept nogil:
-    cdef fc_replay *s = <fc_replay *>r
-    return s.at >= s.n or (s.records[s.at] & 0xFFFF) != (T_REQUEST | FC_AS_DECLINED << 8)
 
 
 # ---- calls
@@ -337,7 +256,7 @@ cdef class Replay:
     cdef bint by_hand
 
     def __cinit__(self, layers, cls_of, class_slots, payload, policy, policies, bint by_hand):
-        """`layers`: experts per layer; `cls_of`: size class per key (bytes); `payload`: bytes per key; `policies`: names by number."""
+        """`layers`: experts per layer; `cls_of`: size class per key (bytes); `payload`: bytes per key; `policies`: names."""
         cdef int64_t bytes_[16]
         cdef int32_t slots_[16]
         cdef int32_t *first = <int32_t *>calloc(len(layers) + 1, sizeof(int32_t))
@@ -379,11 +298,7 @@ cdef class Replay:
         self.s.c.by_hand = by_hand
         for i in range(MAX_KINDS):
             self.s.kinds[i] = POLICIES.get(policies[i], -1) if i < len(policies) else -1
-        self.s.hooks.slow = compare
-        self.s.hooks.admitted = admitted
-        self.s.hooks.witness.ctx = &self.s
-        self.s.hooks.witness.leased = leased
-        self.s.hooks.witness.told = told
+        checker_init(&self.s)
 
     def __dealloc__(self):
         cdef fc_load *load

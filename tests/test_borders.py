@@ -90,7 +90,8 @@ EXT = {
     "core": "threads counters evidence ghosts arena policy table ioqueue files liburing pread uring monitor landing "
     "worker recorder cpython std",
     "tape": "arena monitor recorder core cpython std",
-    "replay": "arena counters evidence policy table ioqueue monitor landing recorder requests cpython",
+    "checker": "monitor recorder table",
+    "replay": "checker arena counters evidence policy table ioqueue monitor landing recorder requests cpython",
     "report": "arena counters monitor recorder table uring core",
     "watch": "auto core ghosts policy threads",
     "batch": "threads arena counters ioqueue monitor recorder requests core hold cpython",
