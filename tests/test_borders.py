@@ -21,7 +21,8 @@ FASTCACHE = {
     "settings": "errors units",
     "failures": "errors keys units",
     "describe": "settings units",
-    "speculation": "describe",
+    "speculation": "describe devices",
+    "devices": "",
     "curve": "errors",
     "pyworker": "",
     "stats": "units",
@@ -37,7 +38,7 @@ FASTCACHE = {
     "warming": "keys",
     "fingerprint": "inventory numpy",
     "predictors": "errors keys numpy",
-    "store": "assembly errors keys units settings failures curve describe stats reports fingerprint placement "
+    "store": "assembly errors keys units settings failures curve describe speculation stats reports fingerprint placement "
     "inventory sizing pyworker warming waves recording formats layout sources numpy fastcache_ext",
     "opening": "settings store",
     "recording": "errors units settings inventory sizing traces face numpy fastcache_ext",  # of face, the version
@@ -80,7 +81,7 @@ EXT = {
     "liburing": "std",
     "pread": "ioqueue threads posix",
     "ring": "liburing",
-    "uring": "ioqueue liburing ring threads posix",
+    "uring": "ioqueue liburing ring threads posix std",
     "monitor": "threads counters evidence ghosts arena policy table ioqueue landing recorder",
     "landing": "threads counters evidence arena table ioqueue files monitor recorder",  # of monitor, the structs alone
     "requests": "threads counters evidence ghosts arena policy table ioqueue monitor landing recorder",
@@ -98,7 +99,7 @@ EXT = {
     "arguments": "core",
     "views": "arena hold cpython numpy std",
     "lender": "arguments hold report views",
-    "guesses": "evidence monitor lender std",
+    "guesses": "evidence ioqueue monitor threads uring lender std",
     "handles": "arena ioqueue monitor requests arguments batch lender views",
     "simulate": "arena table policy cpython",
     "belady": "cpython",
