@@ -40,7 +40,8 @@ ctypedef struct fc_policy:
     fc_witness *witness         # NULL, or borrowed
     fc_view v
     void *state
-    # A demand request for `key`, in request order; `slot` = -1 when it is not resident or on its way.
+    # A demand request for `key`, in request order; `slot` = -1 when it is not resident or on its way. To next_use, a key behind
+    # all layers' own, with layer_of set, marks a visit of that layer.
     void (*request)(fc_policy *p, int32_t key, int32_t slot) noexcept nogil
     # `key` got `slot`; it is leased by its read until that lands.
     void (*admit)(fc_policy *p, int32_t key, int32_t slot) noexcept nogil
