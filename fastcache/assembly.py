@@ -1,6 +1,6 @@
 """Opening a store, step by step: files against headers, where bytes lie in a slot, memory against what is required.
 
-Imports errors, settings, describe, inventory, placement, units.
+Imports errors, settings, describe, inventory, placement, sizing, units.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fastcache.describe import HUGE_ENOUGH
 from fastcache.inventory import Inventory
 from fastcache.placement import EXTENT, Placement, place
 from fastcache.settings import Settings
+from fastcache.sizing import Sizing
 from fastcache.units import whole_huge
 
 
@@ -58,6 +59,42 @@ def tensor_records(inventory: Inventory) -> list[tuple[list[tuple[Any, ...]], Ma
         )
         for record in inventory.records
     ]
+
+
+def core_arguments(inventory: Inventory, placement: Placement, sizing: Sizing, settings: Settings) -> dict[str, Any]:
+    """Return what the compiled half opens a store with, as it names it.
+
+    Raises
+    ------
+    FeatureUnavailable
+        engine="uring", and the bytes are in no file.
+    """
+    engine = settings.engine
+    if inventory.by_hand or inventory.memory is not None:
+        if engine == "uring":
+            raise errors.FeatureUnavailable("engine='uring' was asked for, but this source's bytes are in no file")
+        engine = "hand" if inventory.by_hand else "pread"
+    return {
+        "layers": inventory.layers,
+        "cls_of": sizing.cls,
+        "ext_first": placement.first,
+        "extents": placement.extents,
+        "span": placement.span,
+        "class_bytes": sizing.slot_bytes,
+        "class_slots": sizing.slots,
+        "policy": "next_use" if settings.policy == "auto" else settings.policy,
+        "ghosts": settings.ghosts,
+        "choosing": settings.policy == "auto",
+        "engine": engine,
+        "queue_depth": settings.queue_depth,
+        "io_threads": settings.io_threads,
+        "hugepages": {"off": "off", "hugetlb": "tlb"}.get(settings.hugepages, "thp"),
+        "mlock": settings.mlock != "off",
+        "registered": settings.mlock != "off",
+        "overflow": sizing.overflow,
+        "direct_required": settings.direct == "require",
+        "speculation": settings.speculation,
+    }
 
 
 class Settling(Protocol):

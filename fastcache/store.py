@@ -123,40 +123,12 @@ class ExpertStore(Server):
             )
         )
         self._payload = inventory.payload()
-        engine = settings.engine
-        if inventory.by_hand or inventory.memory is not None:
-            if engine == "uring":
-                raise errors.FeatureUnavailable("engine='uring' was asked for, but this source's bytes are in no file")
-            engine = "hand" if inventory.by_hand else "pread"
-        sizing = self._sizing
+        arguments = assembly.core_arguments(inventory, placement, self._sizing, settings)
         try:
-            self._open(
-                layers=inventory.layers,
-                cls_of=sizing.cls,
-                ext_first=placement.first,
-                extents=placement.extents,
-                span=placement.span,
-                files=self._files,
-                class_bytes=sizing.slot_bytes,
-                class_slots=sizing.slots,
-                policy="next_use" if settings.policy == "auto" else settings.policy,
-                ghosts=settings.ghosts,
-                choosing=settings.policy == "auto",
-                engine=engine,
-                chunk=chunk,
-                queue_depth=settings.queue_depth,
-                io_threads=settings.io_threads,
-                hugepages={"off": "off", "hugetlb": "tlb"}.get(settings.hugepages, "thp"),
-                mlock=settings.mlock != "off",
-                registered=settings.mlock != "off",
-                overflow=sizing.overflow,
-                direct_required=settings.direct == "require",
-                slot_align=slot_align,
-                speculation=settings.speculation,
-            )
+            self._open(files=self._files, chunk=chunk, slot_align=slot_align, **arguments)
         except OSError as error:
             raise errors.FeatureUnavailable(error.errno, f"{error.strerror}: {error.filename}") from error
-        if settings.engine == "auto" and self.engine_used == "pread" and engine == "auto":
+        if self.engine_used == "pread" and arguments["engine"] == "auto":
             log.warning(
                 "%s: io_uring is not used (%s); reading with %d threads",
                 self.name,

@@ -27,19 +27,19 @@ FASTCACHE = {
     "pyworker": "",
     "stats": "units",
     "reports": "curve describe speculation stats",
-    "formats": "errors numpy ml_dtypes",
+    "formats": "errors numpy ml_dtypes gguf",
     "layout": "errors keys formats numpy ml_dtypes",
     "sources": "errors keys layout numpy typing_extensions",
     "placement": "errors keys layout numpy",
     "inventory": "errors keys formats layout sources placement numpy",
     "sizing": "budget inventory memory placement settings units numpy",
-    "assembly": "errors units settings describe inventory placement numpy",
+    "assembly": "errors units settings describe inventory placement sizing numpy",
     "waves": "",
     "warming": "keys",
     "fingerprint": "inventory numpy",
     "predictors": "errors keys numpy",
-    "store": "assembly errors keys units settings failures curve describe speculation stats reports fingerprint placement "
-    "inventory sizing pyworker warming waves recording formats layout sources numpy fastcache_ext",
+    "store": "assembly errors keys units settings failures curve describe speculation stats reports fingerprint "
+    "placement inventory sizing pyworker warming waves recording formats layout sources numpy fastcache_ext",
     "opening": "settings store",
     "recording": "errors units settings inventory sizing traces face numpy fastcache_ext",  # of face, the version
     "metrics": "describe errors reports stats store prometheus_client",
