@@ -22,6 +22,7 @@ ctypedef struct fc_ghosts:
     fc_tag *tags            # [n_keys]
     int32_t layer           # of the open visit, or -1
     uint16_t run            # its number, modulo 65,536
+    uint8_t told            # 1: its beginning stands in the ring
     uint32_t head           # entries put, modulo 2^32
     uint32_t tail           # entries taken
     int64_t heard           # requests
@@ -81,19 +82,21 @@ cdef inline void ghosts_put(fc_ghosts *g, uint16_t entry) noexcept nogil:
     if g.head - g.tail == RING_WAKE:
         pthread_cond_signal(g.wake)
 
-# A demand for `key`, in request order; the store's mutex is held.
+# A demand for `key`, in request order; the store's mutex is held. The tags depend on nothing but the requests so far.
 cdef inline void ghosts_hear(fc_ghosts *g, int32_t key, int32_t layer) noexcept nogil:
     cdef fc_tag *tag = &g.tags[key]
     g.heard += 1
-    if g.head - g.tail > RING - 2:      # no room for a visit and an expert
-        g.lost += 1
-        g.layer = -1                    # what comes next begins a visit
-        tag.run = g.run
-        return
     if layer != g.layer or tag.run == g.run:
         g.layer = layer
         g.run += 1
-        ghosts_put(g, <uint16_t>(VISIT | layer))
+        g.told = 0
     tag.run = g.run
+    if g.head - g.tail > RING - 2:      # no room for a visit and an expert
+        g.lost += 1
+        g.told = 0                      # what comes next is a visit of its own
+        return
+    if not g.told:
+        g.told = 1
+        ghosts_put(g, <uint16_t>(VISIT | layer))
     if tag.rank > 0:
         ghosts_put(g, <uint16_t>(tag.rank - 1))

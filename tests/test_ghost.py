@@ -2,6 +2,7 @@
 
 import csv
 import ctypes
+import os
 import random
 from collections import OrderedDict
 from pathlib import Path
@@ -207,7 +208,7 @@ class Mallinfo(ctypes.Structure):
 @pytest.mark.parametrize(("layers", "experts"), [(92, 896), (60, 384), (48, 128)])
 def test_ghosts_of_all_policies_take_less_than_32_bytes_per_expert(layers, experts):
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallinfo2"):
+    if not hasattr(libc, "mallinfo2") or os.environ.get("FASTCACHE_SANITIZED"):
         pytest.skip("the C library does not say what it has allocated")
     libc.mallinfo2.restype = Mallinfo
 
