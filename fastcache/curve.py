@@ -35,7 +35,7 @@ class LiveCurve:
         Demands heard; those of sampled experts that the ghosts were given; those not looked at, because they came
         faster than a twentieth of one processor could serve them.
     rate : float
-        Share of the experts that is sampled; 1.0 for pools of up to 1,024.
+        Share of the experts that is sampled: 1.0 in pools of up to 1,024, 0.25 up to 4,096, else at most 0.125.
     switches : int
         Times that `policy="auto"` changed the policy.
 
