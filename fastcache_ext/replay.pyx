@@ -1,9 +1,9 @@
 """Exact replay: a recorded run through the store's own code again, without files, threads or memory for experts.
 
 What a store cannot know beforehand comes from the records: who asked for what, when reads landed and how, which slots a search
-found leased, which guesses were let in. What the store decided is decided again, by the same requests, landing, table and policy. Their
-hooks, which wrote the records, compare them now (checker.pyx); the first difference ends the replay. May import everything below
-report.
+found leased, which guesses were let in. What the store decided is decided again, by the same requests, landing, table and policy.
+Their hooks, which wrote the records, compare them now (checker.pyx); the first difference ends the replay. May import everything
+below report.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
