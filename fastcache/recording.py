@@ -120,16 +120,14 @@ def header_of(
     policies = [by_number.get(number, "") for number in range(max(by_number) + 1)]
     edges = np.cumsum([0, *(count for _, count in inventory.layers)])
     per_layer = [set(payload[a:b].tolist()) for a, b in itertools.pairwise(edges)]
-    nbytes: int | tuple[int, ...] = tuple(payload.tolist())
+    nbytes: tuple[int, ...] = tuple(payload.tolist())
     if all(len(sizes) == 1 for sizes in per_layer):
         nbytes = tuple(sizes.pop() for sizes in per_layer)
-    if len(set(nbytes)) == 1:
-        nbytes = nbytes[0]
     return Header(
         model=name,
         layers=tuple(inventory.layers),
         top_k=inventory.top_k,
-        expert_nbytes=nbytes,
+        expert_nbytes=nbytes[0] if len(set(nbytes)) == 1 else nbytes,
         run={
             "fastcache": fastcache.__version__,
             "policy": policies[policy_in_use(store)],
