@@ -60,9 +60,9 @@ def test_a_request_counts_in_the_phase_of_the_store(experts):
 def test_what_lands_later_counts_in_the_phase_that_asked_for_it(experts):
     with scripted(experts, slots=12) as (store, engine):
         with store.phase("prefill"):
-            caller = Caller(store.acquire, 0, 1)
+            handle = store.prefetch(0, [2])  # first: no guess is read while a demand is
             ops = engine.take(wait=20)
-            handle = store.prefetch(0, [2])
+            caller = Caller(store.acquire, 0, 1)
             ops += engine.take(wait=20)
         with store.phase("decode"):
             joiner, late = Caller(store.acquire, 0, 1), Caller(store.acquire, 0, 2)
