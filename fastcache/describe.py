@@ -46,7 +46,7 @@ class Description(Mapping[str, Any]):
                 more = "".join(
                     f", {key} {format_bytes(extra) if key.endswith('bytes') and isinstance(extra, int) else extra}"
                     for key, extra in value.items()
-                    if key not in ("requested", "used", "reason", "files", "predictors")
+                    if key not in ("requested", "used", "reason", "files", "predictors", "io")
                 )
                 lines.append(f"{name:12} {value['used']}{asked}{more}{why}")
             elif name.endswith("bytes") and isinstance(value, int):

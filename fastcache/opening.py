@@ -23,6 +23,8 @@ def open(
     io_threads: int | None = None,
     overflow: int | str | None = None,
     speculation: str | None = None,
+    guess_bytes: int | str | None = None,
+    guess_share: float | None = None,
     timeout: float | None = None,
     ghosts: bool | None = None,
     name: str | None = None,
@@ -57,6 +59,11 @@ def open(
     speculation : {"auto", "always", "off"}, optional
         Which prefetches are read: "auto" judges each predictor by what became of its guesses, and narrows, stops and,
         by small probes, restarts it; "always": all; "off": none. FASTCACHE_SPECULATION.
+    guess_bytes : int or str, optional
+        Bytes that prefetches may have at the device together; default: one read of theirs (1 MiB), behind which a
+        demand may find itself. FASTCACHE_GUESS_BYTES.
+    guess_share : float, optional
+        Share of the reads in flight that may be theirs, default 0.25; one always may. FASTCACHE_GUESS_SHARE.
     timeout : float, optional
         Seconds that a wait may take before ReadTimeout; None: no limit. Calls can override it.
     ghosts : bool, optional
@@ -85,6 +92,8 @@ def open(
         overflow=overflow,
         timeout=timeout,
         speculation=speculation,
+        guess_bytes=guess_bytes,
+        guess_share=guess_share,
         policies=tuple(POLICIES),
         ghosts=ghosts,
     )

@@ -42,7 +42,7 @@ def described(store: Any, liburing: str | None) -> Description:
         slot_bytes=store._sizing.slot_bytes,
         slots=store._sizing.slots,
         cycle_bytes=store._sizing.cycle,
-        speculation=describe_speculation(store._settings.speculation, store._speculation()),
+        speculation=describe_speculation(store._settings.speculation, store._speculation(), store._schedulers),
         overflow_limit=store._sizing.overflow,
         not_indexed=store._inventory.not_indexed,
     )

@@ -34,6 +34,8 @@ class Settings:
     timeout: float | None
     speculation: str = "auto"
     ghosts: bool = False  # ghost caches watch the traffic
+    guess_bytes: int | None = None
+    guess_share: float = 0.25
 
 
 def resolve(
@@ -52,6 +54,8 @@ def resolve(
     policies: Sequence[str],
     speculation: Any = None,
     ghosts: Any = None,
+    guess_bytes: Any = None,
+    guess_share: Any = None,
 ) -> Settings:
     """Return checked settings.
 
@@ -91,6 +95,15 @@ def resolve(
             raise ValueError(f"{what} must be True or False (in the environment 1 or 0); got {value!r}")
         return value in (True, "1")
 
+    def share(value: Any, what: str) -> float:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = 0.0
+        if not 0 < number <= 1:
+            raise ValueError(f"{what} must be above 0 and at most 1; got {value!r}")
+        return number
+
     feature = one_of("auto", "require", "off")
     if timeout is not None and not float(timeout) >= 0:
         raise ValueError(f"timeout must be seconds >= 0, or None; got {timeout!r}")
@@ -109,6 +122,8 @@ def resolve(
         timeout=None if timeout is None else float(timeout),
         speculation=_pick("speculation", speculation, "FASTCACHE_SPECULATION", "auto", one_of("auto", "always", "off")),
         ghosts=_pick("ghosts", ghosts, "FASTCACHE_GHOSTS", False, switch) or chosen == "auto",
+        guess_bytes=_pick("guess_bytes", guess_bytes, "FASTCACHE_GUESS_BYTES", None, whole_chunk),
+        guess_share=_pick("guess_share", guess_share, "FASTCACHE_GUESS_SHARE", 0.25, share),
     )
 
 

@@ -1,22 +1,42 @@
-"""What a store says of its guesses: how many are let in, and why. Imports describe."""
+"""What a store says of its guesses: how many are let in, and why. Imports describe, devices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fastcache import devices
 from fastcache.describe import feature
 
 NOT_JUDGED = ("pin", "warm")
 FEW = 32  # resolved guesses below which nothing is decided
 
 
-def describe_speculation(requested: str, told: Mapping[str, Any]) -> dict[str, Any]:
+def limit_guesses(store: Any, settings: Any, paths: Iterable[str | None], align: int) -> dict[str, str]:
+    """Tell a store that was just opened how much guesses may ask of the device; return the devices' schedulers."""
+    try:
+        found = devices.schedulers(paths)
+    except OSError:  # gone, or closed to us: the reads will say so
+        found = {}
+    depth = settings.io_threads if store.engine_used == "pread" else settings.queue_depth
+    store._limit_guesses(settings.guess_bytes or 0, int(depth * settings.guess_share), align, devices.heeded(found))
+    return found
+
+
+def _why_priority(priority: str, found: Mapping[str, str]) -> str:
+    named = ", ".join(f"{device}: {scheduler}" for device, scheduler in found.items()) or "no block device"
+    if priority == "none":
+        return f"no scheduler that heeds I/O priorities ({named})"
+    limit = "" if priority.startswith("real") else "; the real-time class needs CAP_SYS_NICE or CAP_SYS_ADMIN"
+    return f"the scheduler heeds I/O priorities ({named}){limit}"
+
+
+def describe_speculation(requested: str, told: Mapping[str, Any], found: Mapping[str, str]) -> dict[str, Any]:
     """Return the entry "speculation" of a description, from what was asked for and what the compiled half tells.
 
     "used" is "full", "narrowed" or "stopped": what the predictors that were heard of have in common, "narrowed" when
     they differ; or "off". "predictors" holds their counters; issued == used + late + wasted + cancelled + failed +
-    unread + in_flight.
+    unread + in_flight. "io" says what guesses may have at the device, and with which priority.
     """
     rows = {
         name: row
@@ -36,6 +56,7 @@ def describe_speculation(requested: str, told: Mapping[str, Any]) -> dict[str, A
         requested,
         used,
         reason or "nothing was guessed yet",
+        io={**told["io"], "priority_reason": _why_priority(told["io"]["priority"], found)},
         predictors={name: {key: row[key] for key in ("state", *told["counts"])} for name, row in rows.items()},
     )
 

@@ -24,6 +24,7 @@ from fastcache.placement import Placement
 from fastcache.pyworker import PythonWorker
 from fastcache.settings import Settings
 from fastcache.sizing import size_store
+from fastcache.speculation import limit_guesses
 from fastcache.stats import Stats
 from fastcache.units import format_bytes
 from fastcache.warming import Warmed, warm
@@ -102,6 +103,7 @@ class ExpertStore(Server):
         )
         # Columns that have served their turn.
         inventory.file = inventory.offset = inventory.nbytes = inventory.align = np.zeros((0, 1), np.int64)
+        self._schedulers = limit_guesses(self, settings, inventory.paths, largest)
         self._set_timeout(settings.timeout)
         assembly.settle(self, settings, sizing.arena, progress)
 

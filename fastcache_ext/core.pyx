@@ -35,7 +35,7 @@ from fastcache_ext.monitor cimport (
 from fastcache_ext.pread cimport pread_join, pread_start
 from fastcache_ext.table cimport table_resident
 from fastcache_ext.threads cimport fc_now_ns
-from fastcache_ext.uring cimport uring_join, uring_kick, uring_start
+from fastcache_ext.uring cimport uring_join, uring_kick, uring_start, uring_stop_reads
 from fastcache_ext.worker cimport fc_worker, worker_join, worker_leave_ring, worker_start
 
 cdef extern from "Python.h":
@@ -196,6 +196,7 @@ cdef class Core:
                 error, what = ENOSYS, "no liburing: " + "; ".join(f"{path}: {why}" for path, why in liburing.steps())
             if self.ring != NULL:
                 self.c.kick = <void (*)(void *) noexcept nogil>uring_kick
+                self.c.stop_reads = <void (*)(void *) noexcept nogil>uring_stop_reads
                 self.c.engine = self.ring
                 self.c.moves_inline = 0
                 self.engine_used = "uring"
@@ -237,7 +238,7 @@ cdef class Core:
                 rc = uring_join(self.ring, timeout_ns)
                 if rc == 0:
                     self.ring = NULL
-                    self.c.kick = NULL
+                    self.c.kick = self.c.stop_reads = NULL
             if rc == 0 and self.pread != NULL:
                 rc = pread_join(self.pread, timeout_ns)
                 if rc == 0:

@@ -1,14 +1,22 @@
 """Guesser: a Lender that knows predictors by name, and says what became of their guesses.
 
-May import lender, evidence, monitor.
+May import lender, evidence, ioqueue, monitor, the engines, threads.
 """
 import threading
 
 from fastcache_ext.evidence import MOST, NAMES, RESERVED, STATES
 
+from libc.stdint cimport int64_t
+
+from fastcache_ext.atomics cimport fc_load32, fc_store32
 from fastcache_ext.evidence cimport EV_PIN, EV_PREDICTORS, EV_WARM, N_EVIDENCE, fc_predictor
+from fastcache_ext.ioqueue cimport FC_DEMAND, FC_GUESS, fc_queue
 from fastcache_ext.lender cimport Lender
 from fastcache_ext.monitor cimport core_lock, core_unlock
+from fastcache_ext.threads cimport FC_IOPRIO_IDLE, FC_IOPRIO_RT, fc_get_ioprio, fc_set_ioprio
+from fastcache_ext.uring cimport uring_stops
+
+cdef int ORDINARY = 2 << 13 | 4         # what the kernel tells of a thread without a priority
 
 
 cdef class Guesser(Lender):
@@ -31,6 +39,29 @@ cdef class Guesser(Lender):
                              else f"a store tells at most {MOST} predictors apart; {name!r} would be one more")
         return number
 
+    def _limit_guesses(self, int64_t nbytes, int reads, int64_t align, bint heeded):
+        """Bound the guess reads at the device: `nbytes` together (0: one read), in at most so many `reads`; one may always be.
+
+        `heeded`: the device's scheduler heeds I/O priorities. Demands then get the real-time class, where this process may
+        give it, and guesses the idle one.
+        """
+        cdef fc_queue *q = &self.c.queue
+        cdef int was = fc_get_ioprio(), demand = 0
+        heeded = heeded and (self.ring != NULL or self.pread != NULL)
+        if heeded and fc_set_ioprio(FC_IOPRIO_RT) == 0:
+            demand = FC_IOPRIO_RT
+            fc_set_ioprio(0 if was == ORDINARY else was)
+        core_lock(self.c)
+        if nbytes > 0:
+            q.guess_chunk = min(q.guess_chunk, max(nbytes // align * align, align))
+        q.guess_limit = max(nbytes, q.guess_chunk)
+        q.guess_ops_limit = max(reads, 1)
+        if heeded:
+            fc_store32(&q.ioprio[FC_DEMAND], demand)
+            fc_store32(&q.ioprio[FC_GUESS], FC_IOPRIO_IDLE)
+        self.c.evidence.held_back = heeded
+        core_unlock(self.c)
+
     def _speculation(self):
         """{"predictors": {name: {count: int, "state": str, "remembered", "hits": float, "gain_ns", "cost_ns": float}}, ...}."""
         cdef fc_predictor copies[EV_PREDICTORS]
@@ -41,6 +72,14 @@ cdef class Guesser(Lender):
         for i in range(EV_PREDICTORS):
             copies[i] = self.c.evidence.predictors[i]
         rate = self.c.evidence.ns_per_byte
+        io = {
+            "guess_bytes": self.c.queue.guess_limit,
+            "guess_reads": self.c.queue.guess_ops_limit,
+            "guess_chunk_bytes": self.c.queue.guess_chunk,
+            "reads_stopped": self.c.reads_stopped,
+        }
+        demand, guess = fc_load32(&self.c.queue.ioprio[FC_DEMAND]), fc_load32(&self.c.queue.ioprio[FC_GUESS])
+        self.stops = uring_stops(self.ring) if self.ring != NULL else self.stops
         core_unlock(self.c)
         told = {}
         for name, number in list(self.names.items()):
@@ -53,4 +92,7 @@ cdef class Guesser(Lender):
                 "cost_ns": copies[i].waste_ns + (1.0 - (min(copies[i].hits / copies[i].n, 1.0) if copies[i].n > 0 else 1.0))
                 * copies[i].loss_ns,
             }
-        return {"predictors": told, "counts": NAMES, "ns_per_byte": rate}
+        return {"predictors": told, "counts": NAMES, "ns_per_byte": rate, "io": io | {
+            "stops_asked": self.stops,
+            "priority": "none" if guess == 0 else "real-time over idle" if demand else "best-effort over idle",
+        }}

@@ -30,8 +30,13 @@ ctypedef struct fc_extent:
     int32_t file            # index into the files
     int32_t shift           # bytes the payload is moved down inside its window after arrival, for the dtype's alignment
 
+cdef enum:                  # op.cancel
+    FC_CANCEL_NOT = 0
+    FC_CANCEL_WANTED = 1    # nobody wants it any more: the engine may stop it, and settles it with -ECANCELED if it could
+    FC_CANCEL_ASKED = 2     # the engine has tried
+
 ctypedef struct fc_op:          # one read that an engine is asked for
-    fc_load *load
+    fc_load *load           # NULL while in the pool
     fc_file *file
     uint8_t *dest           # where the byte at `offset` goes
     int64_t offset          # bytes: file offset of the next byte wanted (aligned while direct)
@@ -44,6 +49,8 @@ ctypedef struct fc_op:          # one read that an engine is asked for
     int32_t buf_index       # registered buffer that `dest` lies in, or -1
     int32_t stalls          # tries in a row without progress
     int32_t klass           # FC_DEMAND or FC_GUESS, when it was taken
+    int32_t ioprio          # the kernel's: class << 13 | level; 0: none
+    int32_t cancel          # atomic: FC_CANCEL_*
     int64_t charge          # bytes it counts in guess_bytes
     int64_t begun           # of a guess: what evidence_read_begins() gave
     int64_t submitted       # bytes asked of the device so far, retries included
@@ -92,6 +99,11 @@ ctypedef struct fc_queue:
     int64_t guess_chunk     # bytes: largest read for a guess: a demand waits for one of these at most
     int64_t guess_bytes     # bytes of guess reads in the hands of the engine
     int64_t guess_limit     # bytes of guess reads that may be
+    int32_t guess_ops       # guess reads in the hands of the engine
+    int32_t guess_ops_limit     # that may be
+    int32_t demand_ops      # demand reads in the hands of the engine; no guess is given to it meanwhile
+    int32_t promoted        # of guess_ops, those that a demand waits for by now
+    int32_t ioprio[2]       # atomic: [class] of reads, where the device's scheduler heeds it, else 0
     uint64_t next_id
 
 ctypedef struct fc_port:        # what an engine sees of the monitor; both functions take and leave the mutex themselves
@@ -112,6 +124,8 @@ cdef void queue_unlink(fc_queue *q, fc_load *load) noexcept nogil
 cdef bint queue_promote(fc_queue *q, fc_load *load) noexcept nogil
 # Bytes of the load that have been cut into reads; padding at most more.
 cdef int64_t load_cut(const fc_load *load) noexcept nogil
+# The engine has given `op` back.
+cdef void queue_settled(fc_queue *q, const fc_op *op) noexcept nogil
 cdef bint queue_empty(const fc_queue *q) noexcept nogil
 cdef bint queue_next(fc_queue *q, fc_file *files, fc_op *op) noexcept nogil
 cdef int op_settle(fc_op *op, int64_t res, int32_t direct_required) noexcept nogil

@@ -3,7 +3,7 @@
 Owns the order of reads and the arithmetic of windows, short reads and fallbacks. Knows no lock, no thread and no system call.
 May import libc and atomics.
 """
-from libc.errno cimport EAGAIN, EFAULT, EINTR, EINVAL, EOPNOTSUPP
+from libc.errno cimport EAGAIN, EFAULT, EINTR, EINVAL, EOPNOTSUPP, EPERM
 from libc.stdint cimport int32_t, int64_t
 
 from fastcache_ext.atomics cimport fc_load32, fc_store32
@@ -19,6 +19,9 @@ cdef void queue_init(fc_queue *q, int64_t chunk, int64_t guess_chunk, int64_t gu
     q.guess_chunk = guess_chunk
     q.guess_bytes = 0
     q.guess_limit = guess_limit
+    q.ioprio[0] = q.ioprio[1] = 0
+    q.guess_ops = q.demand_ops = q.promoted = 0
+    q.guess_ops_limit = 1
     q.next_id = 1
 
 
@@ -57,6 +60,7 @@ cdef bint queue_promote(fc_queue *q, fc_load *load) noexcept nogil:
         return False
     queue_unlink(q, load)
     load.klass = FC_DEMAND
+    q.promoted += load.ops
     if was:
         queue_push(q, load)
     return was
@@ -75,13 +79,17 @@ cdef bint queue_empty(const fc_queue *q) noexcept nogil:
 
 
 cdef bint queue_next(fc_queue *q, fc_file *files, fc_op *op) noexcept nogil:
-    """Cut the next chunk into `op`: demands first, guesses while their bytes in flight allow. False when there is none."""
+    """Cut the next chunk into `op`: demands first, guesses while no demand is being read and their bytes in flight allow.
+
+    False when there is none.
+    """
     cdef int k = FC_DEMAND if q.head[FC_DEMAND] != NULL else FC_GUESS
     cdef fc_load *load = q.head[k]
     cdef const fc_extent *x
     cdef fc_file *file
     cdef int64_t window, start, end
-    if load == NULL or (k == FC_GUESS and q.guess_bytes > 0 and q.guess_bytes + q.guess_chunk > q.guess_limit):
+    if load == NULL or (k == FC_GUESS and (q.demand_ops > 0 or q.guess_ops >= q.guess_ops_limit
+                                           or (q.guess_ops > 0 and q.guess_bytes + q.guess_chunk > q.guess_limit))):
         return False
     x = &load.extents[load.extent]
     file = &files[x.file]
@@ -114,6 +122,11 @@ cdef bint queue_next(fc_queue *q, fc_file *files, fc_op *op) noexcept nogil:
     op.submitted = op.nbytes
     op.charge = end - load.cut if k == FC_GUESS else 0
     q.guess_bytes += op.charge
+    q.guess_ops += k == FC_GUESS
+    q.demand_ops += k == FC_DEMAND
+    # While somebody waits for a read that was given away as a guess, no other is put before it.
+    op.ioprio = fc_load32(&q.ioprio[FC_GUESS if q.promoted > 0 else k])
+    fc_store32(&op.cancel, FC_CANCEL_NOT)
     load.ops += 1
     load.cut = end
     if end == window:
@@ -122,6 +135,13 @@ cdef bint queue_next(fc_queue *q, fc_file *files, fc_op *op) noexcept nogil:
         if load.extent == load.n_extents:
             queue_unlink(q, load)
     return True
+
+
+cdef void queue_settled(fc_queue *q, const fc_op *op) noexcept nogil:
+    q.guess_bytes -= op.charge
+    q.guess_ops -= op.klass == FC_GUESS
+    q.demand_ops -= op.klass == FC_DEMAND
+    q.promoted -= op.klass == FC_GUESS and op.load.klass == FC_DEMAND
 
 
 cdef int op_settle(fc_op *op, int64_t res, int32_t direct_required) noexcept nogil:
@@ -138,6 +158,9 @@ cdef int settle(fc_op *op, int64_t res, int32_t direct_required) noexcept nogil:
         if res == -EINTR or res == -EAGAIN:
             op.stalls += 1
             return FC_AGAIN if op.stalls < MAX_STALLS else <int>res
+        if res == -EPERM and op.ioprio != 0:    # the process has given up the right to this priority
+            op.ioprio = 0
+            return FC_AGAIN
         # Direct I/O refused at read time: serve this file buffered from here on, with the unpadded range. EIO is no refusal.
         if op.direct and not direct_required and (res == -EINVAL or res == -EOPNOTSUPP or res == -EFAULT):
             fc_store32(&op.file.direct_errno, <int32_t>-res)

@@ -7,15 +7,15 @@ from libc.stdlib cimport free
 from libc.string cimport memmove
 
 from fastcache_ext.arena cimport fc_private, private_unref
-from fastcache_ext.atomics cimport fc_add32
+from fastcache_ext.atomics cimport fc_add32, fc_load32, fc_store32
 from fastcache_ext.counters cimport *
 from fastcache_ext.evidence cimport (
     evidence_dropped, evidence_landed, evidence_read_begins, evidence_read_ends, evidence_wait_ends,
 )
 from fastcache_ext.files cimport file_check
 from fastcache_ext.ioqueue cimport (
-    FC_AGAIN, FC_DEMAND, FC_ECANCELLED, FC_ECHANGED, FC_ECLOSED, FC_FINISHED, FC_GUESS, FC_STOP, fc_extent, fc_load, fc_op, fc_port,
-    op_settle, queue_empty, queue_next, queue_unlink,
+    FC_AGAIN, FC_CANCEL_NOT, FC_DEMAND, FC_ECANCELLED, FC_ECHANGED, FC_ECLOSED, FC_FINISHED, FC_GUESS, FC_STOP, fc_extent,
+    fc_load, fc_op, fc_port, op_settle, queue_empty, queue_next, queue_settled, queue_unlink,
 )
 from fastcache_ext.monitor cimport (
     FC_MODE_DEMAND, FC_NODE_FAILED, FC_NODE_HELD, fc_core, fc_node, fc_wait, node_set,
@@ -24,6 +24,9 @@ from fastcache_ext.table cimport (
     FC_FROM_DEMAND, FC_FROM_PREFETCH, fc_table, table_abort, table_check, table_publish,
 )
 from fastcache_ext.threads cimport *
+
+cdef extern from "errno.h" nogil:
+    int ECANCELED
 
 cdef extern from *:
     """
@@ -286,13 +289,26 @@ cdef int port_take(void *ctx, fc_op **out, int room, int may_block) noexcept nog
 cdef int port_settle(void *ctx, fc_op *op, int64_t res) noexcept nogil:
     cdef fc_core *c = <fc_core *>ctx
     cdef fc_load *load = op.load
+    cdef int32_t ioprio = op.ioprio
     cdef int verdict = op_settle(op, res, c.direct_required)
-    if verdict == FC_AGAIN:
+    if op.ioprio != ioprio:
+        fc_store32(&c.queue.ioprio[FC_DEMAND], 0)
+        fc_store32(&c.queue.ioprio[FC_GUESS], 0)
+    if verdict == FC_AGAIN and fc_load32(&op.cancel) == FC_CANCEL_NOT:
         return FC_AGAIN
     pthread_mutex_lock(&c.mutex)
+    if fc_load32(&op.cancel) != FC_CANCEL_NOT and (verdict == FC_AGAIN or verdict == -ECANCELED):
+        c.reads_stopped += verdict == -ECANCELED
+        if load.error == 0:             # wanted again, meanwhile
+            fc_store32(&op.cancel, FC_CANCEL_NOT)
+            if verdict == -ECANCELED:
+                op.submitted += op.nbytes
+            pthread_mutex_unlock(&c.mutex)
+            return FC_AGAIN
+        verdict = FC_FINISHED
     count_settled(&c.counters, op)
+    queue_settled(&c.queue, op)
     if op.klass == FC_GUESS:
-        c.queue.guess_bytes -= op.charge
         evidence_read_ends(&c.evidence, load.slot, load.klass == FC_DEMAND, op.begun, fc_now_ns(), op.charge)
     load.ops -= 1
     if verdict < 0 and (load.error == 0 or load.error == FC_ECANCELLED):
@@ -302,6 +318,7 @@ cdef int port_settle(void *ctx, fc_op *op, int64_t res) noexcept nogil:
         load.error_wanted = op.expected
         load.error_got = max(res, 0)
         queue_unlink(&c.queue, load)        # what is not cut yet is not worth reading
+    op.load = NULL
     op.next = c.free_ops
     c.free_ops = op
     if load.ops == 0 and not load.queued:

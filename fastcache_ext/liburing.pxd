@@ -9,7 +9,7 @@ cdef extern from *:
     #include <stdint.h>
     #include <sys/uio.h>
 
-    enum { FC_OP_READ_FIXED = 4, FC_OP_POLL_ADD = 6, FC_OP_READ = 22 };    /* IORING_OP_* */
+    enum { FC_OP_ASYNC_CANCEL = 14, FC_OP_READ_FIXED = 4, FC_OP_POLL_ADD = 6, FC_OP_READ = 22 };    /* IORING_OP_* */
     enum { FC_SETUP_COOP_TASKRUN = 1 << 8,                         /* IORING_SETUP_*: Linux 5.19 */
            FC_SETUP_SINGLE_ISSUER = 1 << 12,                       /* 6.0 */
            FC_SETUP_DEFER_TASKRUN = 1 << 13 };                     /* 6.1; needs SINGLE_ISSUER */
@@ -62,6 +62,7 @@ cdef extern from *:
     #endif
     """
     enum:
+        FC_OP_ASYNC_CANCEL
         FC_OP_READ_FIXED
         FC_OP_POLL_ADD
         FC_OP_READ

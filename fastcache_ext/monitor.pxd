@@ -78,7 +78,8 @@ ctypedef struct fc_core:
     fc_load *loads          # [n_slots]
     fc_load *privates       # private loads in flight
     fc_load *to_move        # landed loads whose extents are to be moved, by the worker
-    fc_op *ops              # the pool
+    fc_op *ops              # [n_ops] the pool
+    int32_t n_ops
     fc_op *free_ops
     int64_t generation
     int64_t overflow_limit  # bytes, or -1
@@ -91,6 +92,8 @@ ctypedef struct fc_core:
     int32_t by_hand         # loads are filled by the caller (a Python source)
     int32_t moves_inline    # 1: engine threads move; 0: the worker does
     void (*kick)(void *engine) noexcept nogil
+    void (*stop_reads)(void *engine) noexcept nogil     # of ops whose `cancel` says so; NULL: this engine cannot
+    int64_t reads_stopped   # reads that the engine has stopped
     void *engine
 
 cdef inline bint node_is(const fc_node *node, int status) noexcept nogil:

@@ -8,12 +8,12 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from fastcache_ext.arena cimport arena_ref, arena_unref, fork_generation, lease_drop, private_unref
-from fastcache_ext.atomics cimport fc_load32
+from fastcache_ext.atomics cimport fc_load32, fc_store32
 from fastcache_ext.counters cimport count_begin, count_end, count_wait, counters_destroy, counters_init
 from fastcache_ext.evidence cimport EV_CALLER, EV_PIN, EV_WARM, evidence_free, evidence_init
 from fastcache_ext.ghosts cimport ghosts_free, ghosts_new, ghosts_used
 from fastcache_ext.landing cimport finish
-from fastcache_ext.ioqueue cimport FC_ECANCELLED, FC_ECLOSED, FC_GUESS, queue_init, queue_unlink
+from fastcache_ext.ioqueue cimport FC_CANCEL_WANTED, FC_ECANCELLED, FC_ECLOSED, FC_GUESS, queue_init, queue_unlink
 from fastcache_ext.table cimport FC_INFLIGHT, fc_slot, table_destroy, table_init
 from fastcache_ext.threads cimport *
 
@@ -53,6 +53,7 @@ cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_f
             or evidence_init(&c.evidence, n_layers, n_keys, arena.n_slots) != 0):
         core_free(c)
         return NULL
+    c.n_ops = n_ops
     for i in range(n_ops):
         c.ops[i].next = c.free_ops
         c.free_ops = &c.ops[i]
@@ -207,10 +208,22 @@ cdef fc_node *core_next_landed(fc_core *c, fc_wait *w) noexcept nogil:
 
 # ---- ends
 
+cdef bint drop_reads(fc_core *c, fc_load *load) noexcept nogil:
+    """Have the engine stop the reads of a load that nobody wants, if it can. Looks at each op of the pool."""
+    cdef int32_t i
+    cdef bint some = False
+    for i in range(c.n_ops if c.stop_reads != NULL else 0):
+        if c.ops[i].load == load:
+            fc_store32(&c.ops[i].cancel, FC_CANCEL_WANTED)
+            some = True
+    return some
+
+
 cdef int core_cancel(fc_core *c, fc_wait *w) noexcept nogil:
     cdef fc_node *node
     cdef fc_load *load
     cdef int i, n = 0
+    cdef bint stop = False
     pthread_mutex_lock(&c.mutex)
     for i in range(w.n):
         node = &w.nodes[i]
@@ -224,6 +237,10 @@ cdef int core_cancel(fc_core *c, fc_wait *w) noexcept nogil:
         load.error = FC_ECANCELLED
         if load.ops == 0:
             finish(c, load, FC_ECANCELLED)      # else: EMPTY once the reads at the device are over
+        else:
+            stop |= drop_reads(c, load)
+    if stop:
+        c.stop_reads(c.engine)
     pthread_mutex_unlock(&c.mutex)
     return n
 
@@ -256,6 +273,7 @@ cdef void core_close(fc_core *c) noexcept nogil:
     cdef fc_load *after
     cdef int32_t i
     cdef int k
+    cdef bint stop = False
     pthread_mutex_lock(&c.mutex)
     c.closing = 1
     for k in range(2):
@@ -266,6 +284,14 @@ cdef void core_close(fc_core *c) noexcept nogil:
                 load.error = FC_ECLOSED
             if load.ops == 0:
                 finish(c, load, load.error)
+    for i in range(c.n_ops):                # guesses that are being read
+        load = c.ops[i].load
+        if load != NULL and load.klass == FC_GUESS and not load.landing:
+            if load.error == 0:
+                load.error = FC_ECLOSED
+            stop |= drop_reads(c, load)
+    if stop:
+        c.stop_reads(c.engine)
     if c.by_hand:                           # what a Python source has not begun to fill
         for i in range(c.table.n_slots):
             if c.table.slots[i].state == FC_INFLIGHT and not c.loads[i].landing:

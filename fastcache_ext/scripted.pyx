@@ -15,7 +15,7 @@ from fastcache_ext.arena cimport FC_HUGE_OFF, arena_new, arena_unref, fc_arena, 
 from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.core cimport Core
 from fastcache_ext.evidence cimport *
-from fastcache_ext.ioqueue cimport FC_AGAIN, FC_DEMAND, fc_op, fc_port
+from fastcache_ext.ioqueue cimport FC_AGAIN, FC_CANCEL_NOT, FC_DEMAND, fc_op, fc_port
 from fastcache_ext.landing cimport landing_port
 from fastcache_ext.evidence import MODES, NAMES as OUTCOMES, STATES
 from fastcache_ext.monitor cimport core_close, core_lock, core_unlock
@@ -236,6 +236,10 @@ cdef class Evidence:
         return self.e.watched
 
 
+cdef void look_yourself(void *engine) noexcept nogil:
+    """An engine's part in stopping reads: the test asks wants_stopped()."""
+
+
 cdef class Scripted:
     """The engine of a store that was opened with engine "scripted". Its methods may be called from any thread, one at a time."""
     cdef Core core
@@ -247,6 +251,8 @@ cdef class Scripted:
         self.core = core
         self.hand = {}
         landing_port(core.c, &self.port)
+        if core.engine_used == "scripted":
+            core.c.stop_reads = look_yourself
 
     cdef fc_op *find(self, uint64_t id) except NULL:
         return <fc_op *><uintptr_t>self.hand[id]
@@ -346,6 +352,10 @@ cdef class Scripted:
         with nogil:
             calm = self.port.patience(self.port.ctx, ops, n)
         return calm
+
+    def wants_stopped(self):
+        """Ids of reads in hand that nobody wants any more."""
+        return [id for id in self.hand if fc_load32(&self.find(id).cancel) != FC_CANCEL_NOT]
 
     @property
     def in_hand(self):

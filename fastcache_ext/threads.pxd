@@ -36,6 +36,11 @@ cdef extern from *:
         pthread_sigmask(SIG_SETMASK, &was, 0); pthread_attr_destroy(&a);
         if (rc == 0) pthread_setname_np(*t, name);
         return rc; }
+    /* I/O priorities: the kernel's numbers, from <linux/ioprio.h> */
+    enum { FC_IOPRIO_RT = 1 << 13 | 4, FC_IOPRIO_IDLE = 3 << 13 };
+    static inline int fc_set_ioprio(int value) {                    /* of the calling thread; 0 or a positive errno */
+        return syscall(SYS_ioprio_set, 1, 0, value) < 0 ? errno : 0; }
+    static inline int fc_get_ioprio(void) { return (int)syscall(SYS_ioprio_get, 1, 0); }
     static inline int fc_join_until(pthread_t t, int64_t timeout_ns) {
         struct timespec d;
         if (timeout_ns < 0) return pthread_join(t, 0);
@@ -61,6 +66,11 @@ cdef extern from *:
     int fc_cond_init(pthread_cond_t *) noexcept nogil
     int fc_cond_until(pthread_cond_t *, pthread_mutex_t *, int64_t monotonic_ns) noexcept nogil
     int fc_spawn(pthread_t *, void *(*run)(void *) noexcept nogil, void *arg, const char *name) noexcept nogil
+    enum:
+        FC_IOPRIO_RT
+        FC_IOPRIO_IDLE
+    int fc_set_ioprio(int value) noexcept nogil
+    int fc_get_ioprio() noexcept nogil
     int fc_join_until(pthread_t, int64_t timeout_ns) noexcept nogil     # < 0: no limit; ETIMEDOUT
     void fc_futex_wait(int32_t *word, int32_t value, int64_t ns) noexcept nogil
     void fc_futex_wake(int32_t *word) noexcept nogil

@@ -14,6 +14,10 @@ cdef extern from *:
 cdef fc_uring *uring_start(const fc_port *port, int depth, int *error) noexcept nogil
 # Wake the thread if it sleeps in the kernel. Callable under the monitor's mutex: one write() to an eventfd, no lock.
 cdef void uring_kick(fc_uring *ring) noexcept nogil
+# Have the thread try to stop those of its reads whose `cancel` says FC_CANCEL_WANTED. Callable like uring_kick.
+cdef void uring_stop_reads(fc_uring *ring) noexcept nogil
+# Reads that the kernel was asked to stop so far.
+cdef int32_t uring_stops(fc_uring *ring) noexcept nogil
 # Offer a piece of memory for fixed-buffer registration: the ring's thread registers it when it next looks, which is
 # after its next take(), one of 0 ops included. Until then, and after a refusal, reads into it are plain ones.
 # Pieces are offered in order 0, 1, 2, ...; each at most 1 GiB and fully populated. Callable from any thread, one at a
@@ -26,5 +30,3 @@ cdef int uring_registered(fc_uring *ring, int *error) noexcept nogil
 cdef int uring_join(fc_uring *ring, int64_t timeout_ns) noexcept nogil
 # Setup flags the kernel accepted, for describe().
 cdef int32_t uring_flags(const fc_uring *ring) noexcept nogil
-# Reads in flight at most: the depth asked for, or less where memory for the ring was short.
-cdef int uring_depth(const fc_uring *ring) noexcept nogil

@@ -13,55 +13,25 @@ nor free what it inherited. The core checks the process id.
 """
 
 from libc.errno cimport EAGAIN, EINTR, EINVAL, ENOMEM, ENOSYS, errno
-from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
+from posix.stdlib cimport posix_memalign
+from posix.unistd cimport close, read, usleep, write
 
-from fastcache_ext.atomics cimport fc_load32, fc_store32, fc_swap32
-from fastcache_ext.ioqueue cimport FC_AGAIN, FC_STOP, fc_op, fc_port
-from fastcache_ext.liburing cimport FC_OP_POLL_ADD, FC_OP_READ, FC_OP_READ_FIXED, fc_cqe, fc_sqe, liburing_table
+from fastcache_ext.atomics cimport fc_add32, fc_load32, fc_store32, fc_swap32
+from fastcache_ext.ioqueue cimport FC_AGAIN, FC_CANCEL_ASKED, FC_CANCEL_WANTED, FC_STOP, fc_op, fc_port
+from fastcache_ext.liburing cimport (
+    FC_OP_ASYNC_CANCEL, FC_OP_POLL_ADD, FC_OP_READ, FC_OP_READ_FIXED, fc_cqe, fc_sqe, liburing_table,
+)
 from fastcache_ext.ring cimport (
-    RING_BATCH,
-    RING_MAX_ENTRIES,
-    RING_NAP_US,
-    fc_ring,
-    ring_drop,
-    ring_make,
-    ring_offer,
-    ring_offer_waits,
-    ring_push,
-    ring_reap,
-    ring_register,
-    ring_sqe,
-    ring_took,
+    RING_BATCH, RING_MAX_ENTRIES, RING_NAP_US, fc_ring, ring_drop, ring_make, ring_offer, ring_offer_waits, ring_push, ring_reap,
+    ring_register, ring_sqe, ring_took,
 )
-from fastcache_ext.threads cimport (
-    fc_cond_init,
-    fc_join_until,
-    fc_spawn,
-    pthread_cond_broadcast,
-    pthread_cond_destroy,
-    pthread_cond_t,
-    pthread_cond_wait,
-    pthread_mutex_destroy,
-    pthread_mutex_init,
-    pthread_mutex_lock,
-    pthread_mutex_t,
-    pthread_mutex_unlock,
-    pthread_t,
-)
-
-cdef extern from "stdlib.h" nogil:
-    int posix_memalign(void **memory, size_t align, size_t nbytes)
+from fastcache_ext.threads cimport *
 
 cdef extern from "poll.h" nogil:
     int POLLIN
-
-cdef extern from "unistd.h" nogil:
-    ssize_t read(int fd, void *buffer, size_t nbytes)
-    ssize_t write(int fd, const void *buffer, size_t nbytes)
-    int close(int fd)
-    int usleep(unsigned us)
 
 cdef extern from "sys/eventfd.h" nogil:
     int EFD_CLOEXEC
@@ -74,6 +44,7 @@ cdef enum:
 
 cdef uint64_t WAKE = <uint64_t>-1       # user_data of the eventfd's polls
 cdef uint64_t PROBE = <uint64_t>-2      # of the first read
+cdef uint64_t STOP = <uint64_t>-3       # of a try to stop a read
 
 ctypedef struct fc_flight:      # one read in the kernel's hands
     fc_op *op
@@ -96,6 +67,8 @@ ctypedef struct fc_uring_state:
     int leak                    # 1: the kernel may still write `probed`, so this struct is never freed
     int event_fd
     int32_t kicked              # atomic: 1 from a kick to the wake-up it causes
+    int32_t stop                # atomic: 1 while there may be ops to stop
+    int32_t stops               # atomic: reads that the kernel was asked to stop
     uint64_t probed             # destination of the first read
     uint64_t number             # of the latest submission
     int32_t first_free          # head of the free flights, or -1
@@ -144,6 +117,7 @@ cdef void op_start(fc_uring_state *u, fc_op *op) noexcept nogil:
         u.later = op
         return
     sqe.off = <uint64_t>op.offset
+    sqe.ioprio = <uint16_t>op.ioprio
     if fixed:
         sqe.buf_index = <uint16_t>op.buf_index
     u.number += 1
@@ -216,6 +190,28 @@ cdef void fail_unsent(fc_uring_state *u) noexcept nogil:
     for i in range(u.slots):
         if u.flights[i].number != 0 and not ring_took(&u.ring, u.flights[i].turn):
             op_fail(u, flight_end(u, i))
+
+
+cdef void stop_some(fc_uring_state *u) noexcept nogil:
+    """Ask the kernel to stop the reads that nobody wants any more. Each still has its own completion."""
+    cdef fc_flight *flight
+    cdef fc_sqe *sqe
+    cdef uint64_t number
+    cdef int32_t i
+    if u.ring.broken != 0 or fc_swap32(&u.stop, 0) == 0:
+        return
+    ring_push(&u.ring, 0)                       # room for as many again
+    for i in range(u.slots):
+        flight = &u.flights[i]
+        if flight.number == 0 or fc_load32(&flight.op.cancel) != FC_CANCEL_WANTED:
+            continue
+        number = (flight.number << INDEX_BITS) | <uint64_t>i
+        sqe = ring_sqe(&u.ring, FC_OP_ASYNC_CANCEL, -1, <void *><uintptr_t>number, 0, STOP)
+        if sqe == NULL:
+            fc_store32(&u.stop, 1)
+            return
+        fc_store32(&flight.op.cancel, FC_CANCEL_ASKED)
+        fc_add32(&u.stops, 1)
 
 
 cdef void arm(fc_uring_state *u, int wanted) noexcept nogil:
@@ -300,6 +296,7 @@ cdef void *run(void *arg) noexcept nogil:
                 ring_push(&u.ring, 0)           # the device works while the memory is pinned
             ring_register(&u.ring)
         if u.in_hand > 0:
+            stop_some(u)
             if u.ring.broken == 0:
                 ring_push(&u.ring, patience(u))
             else:
@@ -372,6 +369,11 @@ cdef void uring_kick(fc_uring *ring) noexcept nogil:
         fc_store32(&u.kicked, 0)                # the next kick tries again
 
 
+cdef void uring_stop_reads(fc_uring *ring) noexcept nogil:
+    fc_store32(&(<fc_uring_state *>ring).stop, 1)
+    uring_kick(ring)
+
+
 cdef int uring_offer(fc_uring *ring, int index, void *base, int64_t nbytes) noexcept nogil:
     return ring_offer(&(<fc_uring_state *>ring).ring, index, base, nbytes)
 
@@ -390,9 +392,9 @@ cdef int uring_join(fc_uring *ring, int64_t timeout_ns) noexcept nogil:
     return late
 
 
+cdef int32_t uring_stops(fc_uring *ring) noexcept nogil:
+    return fc_load32(&(<fc_uring_state *>ring).stops)
+
+
 cdef int32_t uring_flags(const fc_uring *ring) noexcept nogil:
     return (<const fc_uring_state *>ring).ring.flags
-
-
-cdef int uring_depth(const fc_uring *ring) noexcept nogil:
-    return (<const fc_uring_state *>ring).slots

@@ -21,7 +21,8 @@ FASTCACHE = {
     "settings": "errors units",
     "failures": "errors keys units",
     "describe": "settings units",
-    "speculation": "describe",
+    "speculation": "describe devices",
+    "devices": "",
     "curve": "errors",
     "pyworker": "",
     "stats": "units",
@@ -37,8 +38,8 @@ FASTCACHE = {
     "warming": "keys",
     "fingerprint": "inventory numpy",
     "predictors": "errors keys numpy",
-    "store": "assembly errors keys units settings failures curve describe stats reports fingerprint placement "
-    "inventory sizing pyworker warming waves formats layout sources numpy fastcache_ext",
+    "store": "assembly errors keys units settings failures curve describe speculation stats reports fingerprint "
+    "placement inventory sizing pyworker warming waves formats layout sources numpy fastcache_ext",
     "opening": "settings store",
     "metrics": "describe errors reports stats store prometheus_client",
     "traces": "errors keys units budget layout numpy fastcache_ext",  # of the compiled half: policy names and simulate
@@ -77,7 +78,7 @@ EXT = {
     "liburing": "std",
     "pread": "ioqueue threads posix",
     "ring": "liburing",
-    "uring": "ioqueue liburing ring threads posix",
+    "uring": "ioqueue liburing ring threads posix std",
     "monitor": "threads counters evidence ghosts arena policy table ioqueue landing",
     "landing": "threads counters evidence arena table ioqueue files monitor",  # of monitor, the structs alone
     "requests": "threads counters evidence ghosts arena policy table ioqueue monitor landing",
@@ -92,7 +93,7 @@ EXT = {
     "arguments": "core",
     "views": "arena hold cpython numpy std",
     "lender": "arguments hold report views",
-    "guesses": "evidence monitor lender std",
+    "guesses": "evidence ioqueue monitor threads uring lender std",
     "handles": "arena ioqueue monitor requests arguments batch lender views",
     "serve": "arena table core monitor requests hold batch arguments lender guesses handles views",
     "scripted": "evidence arena table policy ioqueue monitor landing requests core hold batch views serve threads "

@@ -299,6 +299,7 @@ def test_close_with_reads_in_flight_keeps_their_memory_until_they_are_over(exper
         engine.fill(op.id)
         held = caller.result()
         store.prefetch(0, range(5))
+        engine.take()
         waiting, _ = ask(engine, store.acquire_many, 1, range(6))
         hand = engine.in_hand
         assert len(hand) > 6
@@ -310,6 +311,7 @@ def test_close_with_reads_in_flight_keeps_their_memory_until_they_are_over(exper
             engine.scribble(id)  # the kernel writes late: into memory that is still ours
             engine.fill(id)
         assert len(waiting.result()) == 6  # what was at the device landed
+        assert not store._speculation()["predictors"]["caller"]["unread"]  # but for the guess
         store.close()
         assert experts.right((0, 5), held)
 
