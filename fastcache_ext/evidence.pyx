@@ -271,7 +271,8 @@ cdef void evidence_absent(fc_evidence *e, int32_t key, int64_t payload) noexcept
     p = &e.predictors[e.displaced[key] - 1]
     e.displaced[key] = 0
     p.count[E_DISPLACED] += 1
-    p.loss_ns += payload * e.ns_per_byte
+    if p.state != EV_STOPPED:           # or what it did before it was stopped would outweigh its probes for long
+        p.loss_ns += payload * e.ns_per_byte
 
 
 # ---- visits
