@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from fastcache.cli.exact import show_exact
 from fastcache.cli.options import as_json
 from fastcache.cli.traces import percent, read_as, trace_options, words
 from fastcache.errors import FastcacheError
@@ -25,6 +26,11 @@ FRACTIONS = ("0.03", "0.05", "0.1", "0.15", "0.2")
 @click.option("--fractions", help=f"Shares of the pool of experts.  [default: {','.join(FRACTIONS)}]")
 @click.option("--slots", help="Numbers of experts, with commas between.")
 @click.option("--budget", "budgets", multiple=True, help="64GB, 8GiB, '25% of experts', '2 cycles', all. Repeatable.")
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="A recording (store.record): once more as it ran, to its counters; no other option but --json.",
+)
 @as_json
 def replay(
     trace: str,
@@ -35,13 +41,21 @@ def replay(
     fractions: str | None,
     slots: str | None,
     budgets: tuple[str, ...],
+    exact: bool,
     as_json: bool,
 ) -> None:
     """Replay a routing trace from an empty store, once per policy and capacity.
 
     Hit rates are shares of the distinct experts of each batch. "belady" knows the future and, like the store, gives
     every miss a slot if it can: no policy can do better. "belady_bypass" may read without keeping: no cache can.
+
+    With --exact, a recording is replayed at its own budget and policy; exit 1 if a decision or a counter differs.
     """
+    if exact:
+        if names != "all" or fractions or slots or budgets or format or expert_bytes or top_k:
+            raise click.UsageError("--exact replays a recording as it ran: it takes no other option but --json")
+        show_exact(trace, as_json)
+        return
     from fastcache.traces import capacity as room
     from fastcache.traces.replay import BELADY, policies, replay
 
