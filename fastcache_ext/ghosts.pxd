@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
 
 from fastcache_ext.ghost cimport fc_ghost, fc_shape
 from fastcache_ext.stack cimport fc_stack
-from fastcache_ext.threads cimport pthread_cond_signal, pthread_cond_t, pthread_mutex_t
+from fastcache_ext.threads cimport pthread_cond_t, pthread_mutex_t
 
 cdef enum:
     MAX_GHOSTS = 8
@@ -26,7 +26,7 @@ ctypedef struct fc_ghosts:
     uint32_t head           # entries put, modulo 2^32
     uint32_t tail           # entries taken
     int64_t heard           # requests
-    int64_t lost            # of those, what found the ring full
+    int64_t lost            # of those, what the ghosts should have known and found the ring full
     pthread_cond_t *wake    # who takes entries waits here
     # digested; under busy
     pthread_mutex_t busy
@@ -76,11 +76,8 @@ cdef int ghosts_check(fc_ghosts *g) noexcept nogil
 cdef inline bint ghosts_wait(const fc_ghosts *g) noexcept nogil:
     return g != NULL and g.head - g.tail >= RING_WAKE
 
-cdef inline void ghosts_put(fc_ghosts *g, uint16_t entry) noexcept nogil:
-    g.ring[g.head & (RING - 1)] = entry
-    g.head += 1
-    if g.head - g.tail == RING_WAKE:
-        pthread_cond_signal(g.wake)
+# Put into the ring what the ghosts have to know of a request: that a visit begins, and a sampled expert's rank - 1.
+cdef void ghosts_tell(fc_ghosts *g, int32_t layer, uint16_t rank) noexcept nogil
 
 # A demand for `key`, in request order; the store's mutex is held. The tags depend on nothing but the requests so far.
 cdef inline void ghosts_hear(fc_ghosts *g, int32_t key, int32_t layer) noexcept nogil:
@@ -91,12 +88,5 @@ cdef inline void ghosts_hear(fc_ghosts *g, int32_t key, int32_t layer) noexcept 
         g.run += 1
         g.told = 0
     tag.run = g.run
-    if g.head - g.tail > RING - 2:      # no room for a visit and an expert
-        g.lost += 1
-        g.told = 0                      # what comes next is a visit of its own
-        return
-    if not g.told:
-        g.told = 1
-        ghosts_put(g, <uint16_t>(VISIT | layer))
-    if tag.rank > 0:
-        ghosts_put(g, <uint16_t>(tag.rank - 1))
+    if tag.rank > 0 or not g.told:
+        ghosts_tell(g, layer, tag.rank)

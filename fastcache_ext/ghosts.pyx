@@ -13,7 +13,7 @@ from libc.string cimport memcpy
 
 from fastcache_ext.ghost cimport GHOST_CLASSES, ghost_check, ghost_destroy, ghost_init, ghost_visit, shape_destroy, shape_init
 from fastcache_ext.stack cimport STACK_MAX_KEYS, stack_ask, stack_destroy, stack_halve, stack_init
-from fastcache_ext.threads cimport pthread_mutex_destroy, pthread_mutex_init
+from fastcache_ext.threads cimport pthread_cond_signal, pthread_mutex_destroy, pthread_mutex_init
 
 cdef enum:
     WHOLE = 1024            # a pool that is sampled whole
@@ -146,6 +146,25 @@ cdef void ghosts_free(fc_ghosts *g) noexcept nogil:
     free(g.tags)
     pthread_mutex_destroy(&g.busy)
     free(g)
+
+
+cdef inline void put(fc_ghosts *g, uint16_t entry) noexcept nogil:
+    g.ring[g.head & (RING - 1)] = entry
+    g.head += 1
+    if g.head - g.tail == RING_WAKE:
+        pthread_cond_signal(g.wake)
+
+
+cdef void ghosts_tell(fc_ghosts *g, int32_t layer, uint16_t rank) noexcept nogil:
+    if g.head - g.tail > RING - 2:      # no room for a visit and an expert
+        g.lost += 1
+        g.told = 0                      # what comes next is a visit of its own
+        return
+    if not g.told:
+        g.told = 1
+        put(g, <uint16_t>(VISIT | layer))
+    if rank > 0:
+        put(g, <uint16_t>(rank - 1))
 
 
 cdef int ghosts_take(fc_ghosts *g, uint16_t *out, int room) noexcept nogil:
