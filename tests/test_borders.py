@@ -25,7 +25,7 @@ FASTCACHE = {
     "pyworker": "",
     "stats": "units",
     "reports": "describe speculation stats",
-    "formats": "errors numpy ml_dtypes",
+    "formats": "errors numpy ml_dtypes gguf",
     "layout": "errors keys formats numpy ml_dtypes",
     "sources": "errors keys layout numpy typing_extensions",
     "placement": "errors keys layout numpy",

@@ -156,7 +156,7 @@ def test_a_header_that_is_cut_says_how_much_is_missing(tmp_path):
         (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + b"x" * 700_000, "gzip"),
         (b"PK\x03\x04\x14\x00\x00\x00\x08\x00" + b"x" * 100, "zip archive"),
         (b"\x80\x02}q\x00X\x01\x00\x00\x00aq" + b"x" * 100, "pickle"),
-        (b"GGUF\x03\x00\x00\x00" + b"\0" * 100, "GGUF.*not served by this version"),
+        (b"GGUF\x03\x00\x00\x00" + b"\0" * 100, "a GGUF file under another name"),
     ],
 )
 def test_a_file_that_is_something_else_is_called_by_its_name(content, text, tmp_path):

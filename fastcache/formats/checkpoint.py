@@ -1,6 +1,6 @@
-"""A path -> the safetensors files behind it, their headers, and config.json. Cost: headers only.
+"""A path -> the files of a checkpoint behind it, their headers, and what they say of the model. Cost: headers only.
 
-Owns finding files and holding an index to its shards. Knows no expert. Imports formats.safetensors and errors.
+Owns finding files and holding an index to its shards. Knows no expert. Imports the readers of formats, and errors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fastcache.errors import (
     CheckpointError,
@@ -22,12 +22,13 @@ from fastcache.errors import (
     UnsupportedCheckpoint,
     WrongShard,
 )
-from fastcache.formats.safetensors import Header, read_header
+from fastcache.formats.gguf_files import gguf_names, open_gguf, open_gguf_directory
+from fastcache.formats.header import Header
+from fastcache.formats.safetensors import read_header
 
 INDEX_NAME = "model.safetensors.index.json"
 
 _OTHER_FORMATS = {
-    ".gguf": "GGUF, which is not served by this version; use the model's safetensors files",
     ".bin": "PyTorch pickles, which are never read; convert them to safetensors",
     ".pth": "PyTorch pickles, which are never read; convert them to safetensors",
     ".pt": "PyTorch pickles, which are never read; convert them to safetensors",
@@ -43,25 +44,27 @@ class Checkpoint:
     path: str  # absolute: a directory, or one file
     files: tuple[str, ...]  # absolute paths
     headers: tuple[Header, ...]  # one per file
-    config: Mapping[str, Any]  # config.json, or {}
-    not_indexed: tuple[str, ...]  # absolute paths of safetensors files in the directory that its index does not name
+    config: Mapping[str, Any]  # config.json, or {}; of GGUF, the metadata of the (first) file
+    not_indexed: tuple[str, ...]  # absolute paths of files of tensors in the directory that are not of the checkpoint
+    format: Literal["safetensors", "gguf"] = "safetensors"
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Find the safetensors files behind `path`, read their headers, and check them against each other.
+    """Find the files behind `path`, read their headers, and check them against each other.
 
     Parameters
     ----------
     path : path-like
         A directory, with `model.safetensors.index.json` (then only the files that it names count) or without one (then
-        all of its `*.safetensors` files count); the index itself; or one safetensors file, which stands alone.
+        all of its `*.safetensors` files count); the index itself; or one safetensors file, which stands alone. Or a
+        GGUF file; any part of a split one, for the whole of it; or a directory with one GGUF model and no safetensors.
 
     Raises
     ------
     CheckpointNotFound
         There is nothing at `path`.
     MissingShard
-        The index names a file that is not there.
+        The index names a file that is not there, or a part of a split GGUF is not there.
     WrongShard
         The index sends a tensor to a file that lacks it, and another file has it.
     MissingTensor
@@ -71,7 +74,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     UnsupportedCheckpoint
         The files are of another format.
     CheckpointError
-        A header is broken (see `read_header`), config.json is no JSON, or there is no safetensors file.
+        A header is broken (see `read_header`), config.json is no JSON, or there is no file of tensors.
 
     Notes
     -----
@@ -89,6 +92,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if not os.path.exists(path):
         raise CheckpointNotFound(f"{path}: a symbolic link to {os.readlink(path)}, which is not there")
     suffix = os.path.splitext(path)[1].lower()
+    if suffix == ".gguf":
+        return _of_gguf(path, open_gguf(path), ())
     if suffix in _OTHER_FORMATS:
         raise UnsupportedCheckpoint(f"{path}: {_OTHER_FORMATS[suffix]}")
     return Checkpoint(path, (path,), (read_header(path),), _read_config(os.path.dirname(path)), ())
@@ -104,17 +109,26 @@ def _open_directory(root: str, index: str | None) -> Checkpoint:
         _check_index(index, weight_map, headers)
         named = {os.path.normpath(file) for file in files}
         not_indexed = tuple(file for file in present if file not in named)
-        return Checkpoint(root, files, headers, _read_config(root), not_indexed)
+        return Checkpoint(root, files, headers, _read_config(root), (*not_indexed, *gguf_names(root)))
+    if not present and (paths := gguf_names(root)):
+        return _of_gguf(root, *open_gguf_directory(root, paths))
     if not present:
         others = sorted({os.path.splitext(name)[1].lower() for name in os.listdir(root)} & _OTHER_FORMATS.keys())
         if others:
             raise UnsupportedCheckpoint(
-                f"{root}: no .safetensors file; its {others[0]} files are {_OTHER_FORMATS[others[0]]}"
+                f"{root}: no .safetensors or .gguf file; its {others[0]} files are {_OTHER_FORMATS[others[0]]}"
             )
-        raise CheckpointError(f"{root}: no .safetensors file in this directory")
+        raise CheckpointError(f"{root}: no .safetensors or .gguf file in this directory")
     headers = tuple(read_header(file) for file in present)
     _check_unique(root, headers)
-    return Checkpoint(root, present, headers, _read_config(root), ())
+    return Checkpoint(root, present, headers, _read_config(root), tuple(gguf_names(root)))
+
+
+def _of_gguf(path: str, headers: tuple[Header, ...], not_indexed: tuple[str, ...]) -> Checkpoint:
+    if len(headers) > 1:
+        _check_unique(os.path.dirname(headers[0].path), headers)
+    files = tuple(header.path for header in headers)
+    return Checkpoint(path, files, headers, headers[0].metadata, not_indexed, "gguf")
 
 
 def _present(root: str) -> tuple[str, ...]:

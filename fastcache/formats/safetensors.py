@@ -8,7 +8,7 @@ is refused here, and the other way round, except that
 * a tensor written as an array `["F32", [2], [0, 8]]`, or its dtype as `{"F32": null}`, is refused (the reference takes
   both; no writer makes them).
 
-Format: https://github.com/huggingface/safetensors#format. Imports formats.dtypes and errors.
+Format: https://github.com/huggingface/safetensors#format. Imports formats.header, formats.dtypes and errors.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from fastcache.errors import CheckpointError, CheckpointHeaderError, CheckpointTruncated, UnsupportedCheckpoint
 from fastcache.formats import _header_json
+from fastcache.formats.header import Header
 
 MAX_HEADER_BYTES = 100_000_000  # the reference's limit
 
@@ -37,74 +37,6 @@ _MAGIC = (
     (b"<", "it looks like a web page saved in place of the file: download it again"),
     (b"{", "it starts like JSON without the 8-byte length (an error message saved as a file?): download it again"),
 )
-
-
-class HeaderTensor(NamedTuple):
-    """One tensor of a file."""
-
-    dtype: str  # the format's own name
-    shape: tuple[int, ...]
-    offset: int  # bytes from the start of the file
-    nbytes: int
-
-
-class Header(Mapping[str, HeaderTensor]):
-    """What a safetensors file holds: a read-only mapping of name to HeaderTensor, in header order.
-
-    The columns behind it are public, because a large checkpoint has half a million tensors.
-
-    Attributes
-    ----------
-    path : str
-    file_size, data_start : int
-        Bytes.
-    metadata : dict of str to str
-        The header's `__metadata__`.
-    names : list of str
-    specs : list of (dtype, shape)
-        The distinct kinds of tensor in this file.
-    spec : ndarray of int32
-        Per tensor, its index in `specs`.
-    offset, nbytes : ndarray of int64
-        Per tensor; `offset` counts from the start of the file.
-    """
-
-    __slots__ = ("_row", "data_start", "file_size", "metadata", "names", "nbytes", "offset", "path", "spec", "specs")
-
-    def __init__(
-        self,
-        path: str,
-        file_size: int,
-        data_start: int,
-        metadata: dict[str, str],
-        names: list[str],
-        specs: list[tuple[str, tuple[int, ...]]],
-        spec: np.ndarray,
-        offset: np.ndarray,
-        nbytes: np.ndarray,
-    ) -> None:
-        self.path, self.file_size, self.data_start, self.metadata = path, file_size, data_start, metadata
-        self.names, self.specs, self.spec, self.offset, self.nbytes = names, specs, spec, offset, nbytes
-        self._row: dict[str, int] | None = None
-
-    def at(self, row: int) -> HeaderTensor:
-        """Return the tensor in `row` of the columns."""
-        dtype, shape = self.specs[self.spec[row]]
-        return HeaderTensor(dtype, shape, int(self.offset[row]), int(self.nbytes[row]))
-
-    def __getitem__(self, name: str) -> HeaderTensor:
-        if self._row is None:
-            self._row = {each: row for row, each in enumerate(self.names)}
-        return self.at(self._row[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __repr__(self) -> str:
-        return f"<Header of {self.path!r}: {len(self.names)} tensors, {self.file_size} bytes>"
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
@@ -122,7 +54,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     CheckpointHeaderError
         The header is not what the format allows; or the file is something else, which the message names.
     UnsupportedCheckpoint
-        The file is GGUF.
+        The file is GGUF, whatever its name says.
     OSError
         The file cannot be opened.
 
@@ -168,7 +100,7 @@ def _not_safetensors(
     path: str, start: bytes, text: str, kind: type[CheckpointError] = CheckpointHeaderError
 ) -> NoReturn:
     if start.startswith(b"GGUF"):
-        raise UnsupportedCheckpoint(f"{path}: a GGUF file, and GGUF is not served by this version; use safetensors")
+        raise UnsupportedCheckpoint(f"{path}: a GGUF file under another name; rename it to .gguf")
     for magic, meaning in _MAGIC:
         if start.lstrip().startswith(magic):
             raise CheckpointHeaderError(f"{path}: not a safetensors file: {meaning} ({text})")

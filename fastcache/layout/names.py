@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastcache.formats.safetensors import Header
+from fastcache.formats.header import Header
 from fastcache.layout.families import Family
 
 LAYER = re.compile(r"(?:(.*?)\.)?layers\.([0-9]{1,6})(?:\.(.*))?", re.DOTALL)
