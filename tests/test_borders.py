@@ -37,7 +37,7 @@ FASTCACHE = {
     "sizing pyworker waves formats layout sources numpy fastcache_ext",
     "opening": "settings store",
     "traces": "errors keys units budget layout numpy fastcache_ext",  # of the compiled half: policy names and simulate
-    "quant": "errors numpy ml_dtypes",
+    "quant": "errors formats numpy ml_dtypes gguf",
     "linear": "errors quant numpy",
     "moe": "errors keys units formats layout quant linear store numpy ml_dtypes",
     "__init__": "errors keys sources stats store linear opening",
