@@ -45,7 +45,8 @@ FASTCACHE = {
     "rawread": "numpy",
     "demo": "face moe fixture rawread numpy",
     "seed_replay": "face fixture numpy",
-    "cli": "errors units fixture demo seed_replay click rich threadpoolctl",
+    "inspection": "errors inventory layout quant numpy",
+    "cli": "errors units fixture demo seed_replay inspection click rich threadpoolctl",
     "__main__": "cli",
 }
 # The same for the compiled half. libc and the atomics are open to all of it.

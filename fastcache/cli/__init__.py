@@ -8,6 +8,7 @@ import click
 
 from fastcache.cli.demo import demo
 from fastcache.cli.fixture import fixture
+from fastcache.cli.inspect import inspect
 from fastcache.cli.replay_seed import replay_seed
 from fastcache.errors import FastcacheError
 
@@ -34,4 +35,5 @@ def main() -> None:
 
 main.add_command(demo)
 main.add_command(fixture)
+main.add_command(inspect)
 main.add_command(replay_seed)
