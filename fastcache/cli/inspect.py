@@ -69,7 +69,7 @@ def _layers(figures: dict[str, Any]) -> Table:
     table = Table("layers", "experts", "one expert", "types")
     for column in table.columns[:3]:
         column.justify = "right"
-    for alike, run in groupby(figures["layers"], key=lambda each: {**each, "layer": None}):
+    for alike, run in groupby(figures["layers"], key=_but_the_number):
         sizes = alike["expert_bytes"]
         table.add_row(
             _ranges([each["layer"] for each in run]),
@@ -78,6 +78,10 @@ def _layers(figures: dict[str, Any]) -> Table:
             Text(", ".join(alike["dtypes"])),
         )
     return table
+
+
+def _but_the_number(layer: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in layer.items() if key != "layer"}
 
 
 def _ranges(numbers: list[int]) -> str:
