@@ -82,7 +82,7 @@ def linear(x: ArrayLike, lease: Arrays, name: str) -> NDArray[np.float32]:
     of a fixed size, 2 MiB of float32 (at least one stored row), into buffers that each calling thread keeps: beyond
     the result the call holds at most 3 MiB, or 6 bytes per element of a row that is longer than a block; and for a
     weight that is stored as [in, out] the size of the result once more. GGML's blocks take 2 MiB, and what
-    dequantising 16 rows takes: up to about 40 bytes per element of those. NumPy's own bfloat16 product is more than
+    dequantising 16 rows takes: up to about 25 bytes per element of those. NumPy's own bfloat16 product is more than
     ten times slower.
 
     The bits of the result depend on x, the weight's values, dtype and strides, and BLAS with its thread count; not
