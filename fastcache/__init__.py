@@ -41,9 +41,9 @@ from fastcache.store import ExpertLease, ExpertStore, Leases, Prefetch
 
 
 def __getattr__(name: str) -> object:
-    """`fastcache.moe` is imported when it is first named."""
-    if name == "moe":
-        return _import_module("fastcache.moe")
+    """`fastcache.metrics` and `fastcache.moe` are imported when they are first named."""
+    if name in ("metrics", "moe"):
+        return _import_module(f"fastcache.{name}")
     raise AttributeError(f"module 'fastcache' has no attribute {name!r}")
 
 

@@ -16,9 +16,11 @@ import numpy as np
 
 import fastcache
 from fastcache import fixture, rawread
-from fastcache.moe import load_block
+from fastcache.moe import Speculator, load_block
+from fastcache.predictors import NullPredictor, RouterLookahead
 
 Progress = Callable[[str, int, int], object]  # stage, done, total
+PREDICTORS = {"lookahead": RouterLookahead, "none": NullPredictor}
 CEILING_ROUNDS = 3
 STREAM_BATCH = 8  # experts per cold batch when the store's reading is timed alone
 STREAM_LIMIT = 1 << 30  # bytes read by that timing, at most
@@ -40,6 +42,7 @@ def run(
     budget: int | str | None = None,
     tokens: int = 32,
     engine: str | None = None,
+    predictor: str = "lookahead",
     seed: int = 0,
     progress: Progress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
@@ -49,8 +52,9 @@ def run(
     the first. As each output is compared with the first run's by its bits, agreement at every step means that a
     whole resident decode gives the same bits too, and the model may still be larger than memory.
 
-    `budget` is `fastcache.open`'s; None is half of the expert bytes. Leave NumPy one BLAS thread: more of them wait
-    for each other, and for the threads that read.
+    `budget` is `fastcache.open`'s; None is half of the expert bytes. `predictor` is what is read ahead: "lookahead",
+    what the next layer's router would choose for this layer's input, or "none". Leave NumPy
+    one BLAS thread: more of them wait for each other, and for the threads that read.
     """
     shape = fixture.write_demo_checkpoint(
         directory, size, seed=seed, progress=lambda done, total: progress("writing the checkpoint", done, total)
@@ -59,7 +63,8 @@ def run(
 
     expert_bytes = shape.layers * shape.experts * shape.expert_nbytes
     with fastcache.open(directory, budget=expert_bytes // 2 if budget is None else budget, engine=engine) as store:
-        blocks = [load_block(directory, layer, experts=store) for layer in range(shape.layers)]
+        speculator = Speculator(PREDICTORS[predictor]())
+        blocks = [load_block(directory, layer, experts=store, speculator=speculator) for layer in range(shape.layers)]
         started = time.perf_counter()
         steps = _decode(store, blocks, shape, tokens, seed, progress)
         seconds = time.perf_counter() - started
@@ -88,6 +93,8 @@ def run(
         "hits": stats.hits,
         "joins": stats.joins,
         "misses": stats.misses,
+        "predictor": speculator.predictor.name,
+        "recall": speculator.stats().recall,
         "prefetch_loads": stats.prefetch_loads,
         "first_consumptions": stats.first_consumptions,
         "reuses": stats.reuses,
@@ -128,32 +135,21 @@ def _decode(
     seed: int,
     progress: Progress,
 ) -> list[Step]:
-    """Decode a synthetic stream: half of each token is what the model made of the one before, half is new.
-
-    While a block computes, the experts that the next layer's router would choose for the same input are prefetched.
-    """
+    """Decode a synthetic stream: half of each token is what the model made of the one before, half is new."""
     blocks = list(blocks)
     rng = np.random.default_rng(seed)
-    routers = [
-        (fixture.demo_router_bits(shape, layer, seed).astype(np.uint32) << 16).view(np.float32)
-        for layer in range(shape.layers)
-    ]
     x = np.zeros((1, shape.hidden), np.float32)
     steps: list[Step] = []
-    guess = None
     for token in range(tokens):
         x = _rms_norm(_rms_norm(x) + rng.standard_normal(x.shape, dtype=np.float32))
         for layer, block in enumerate(blocks):
             h = _rms_norm(x)
-            if layer + 1 < shape.layers:
-                likely = np.argsort(routers[layer + 1] @ h[0])[-shape.top_k :]
-                guess = store.prefetch(layer + 1, likely)
             y = block(h)
             steps.append(Step(layer, h, y))
             x = x + y
         progress("decoding through the store", token + 1, tokens)
-    if guess is not None:
-        guess.wait()  # so that the counters are at rest
+    while store.stats().prefetch_in_flight:  # so that the counters are at rest
+        time.sleep(0.001)
     return steps
 
 

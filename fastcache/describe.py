@@ -65,6 +65,8 @@ def describe_store(
     *,
     name: str,
     family: str,
+    fingerprint: str,
+    policy: dict[str, Any],
     engine: tuple[str, str, str | None],
     budget_bytes: int,
     slot_bytes: Sequence[int],
@@ -90,7 +92,8 @@ def describe_store(
         {
             "name": name,
             "family": family,
-            "policy": feature(s.policy, s.policy),
+            "fingerprint": fingerprint,
+            "policy": policy,
             "engine": feature(s.engine, engine[0], engine[1], liburing=engine[2]),
             "direct": feature(
                 s.direct, used, "; ".join(reasons), files_direct=direct, files_buffered=len(rows) - direct

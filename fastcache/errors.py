@@ -100,6 +100,10 @@ class UnsupportedCheckpoint(CheckpointError):
     """A valid checkpoint that this version cannot serve; the message says what is known of it."""
 
 
+class CheckpointMismatch(CheckpointError):
+    """What was kept for one checkpoint was used with another."""
+
+
 class CheckpointChanged(CheckpointError):
     """A file changed after it was opened: size, modification time or identity."""
 

@@ -24,6 +24,7 @@ def open(
     overflow: int | str | None = None,
     speculation: str | None = None,
     timeout: float | None = None,
+    ghosts: bool | None = None,
     name: str | None = None,
     progress: Callable[[int, int], Any] | None = None,
 ) -> ExpertStore:
@@ -40,8 +41,8 @@ def open(
         Bytes of the arena: an integer, "8GiB", "25% of experts", "50% of free", "2 cycles" (token cycles), "all", or
         "auto": all experts if they fit into free memory less the trunk less 15 %, else that much.
         FASTCACHE_EXPERT_CACHE_BYTES.
-    policy : {"next_use", "lfu", "s3fifo", "sieve", "lru"}, optional
-        What to evict. FASTCACHE_POLICY.
+    policy : {"next_use", "lfu", "s3fifo", "sieve", "lru", "auto"}, optional
+        What to evict. "auto" starts with next_use and follows the ghosts of all policies. FASTCACHE_POLICY.
     engine : {"auto", "uring", "pread"}, optional
         How to read. "auto" falls back from io_uring and says why; the others raise. FASTCACHE_ENGINE.
     direct, mlock, hugepages : {"auto", "require", "off"}, optional
@@ -58,6 +59,9 @@ def open(
         by small probes, restarts it; "always": all; "off": none. FASTCACHE_SPECULATION.
     timeout : float, optional
         Seconds that a wait may take before ReadTimeout; None: no limit. Calls can override it.
+    ghosts : bool, optional
+        Let ghost caches of all policies watch a sample of the traffic, for `mrc()`; with policy="auto" they always do.
+        FASTCACHE_GHOSTS (1 or 0).
     name : str, optional
         For logs and metrics; the path's last part if None.
     progress : callable, optional
@@ -82,5 +86,6 @@ def open(
         timeout=timeout,
         speculation=speculation,
         policies=tuple(POLICIES),
+        ghosts=ghosts,
     )
     return ExpertStore(path_or_source, settings, name, progress)

@@ -1,6 +1,6 @@
 """What a store says of itself: its counters as Stats, the phase that they are counted in, its description.
 
-Functions of a store, for store.py. Imports describe, speculation, stats.
+Functions of a store, for store.py. Imports curve, describe, speculation, stats.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import errno
 from collections.abc import Mapping
 from typing import Any
 
+from fastcache.curve import policy_feature
 from fastcache.describe import Description, describe_store
 from fastcache.speculation import describe_speculation
 from fastcache.stats import PHASES, Stats
@@ -34,6 +35,8 @@ def described(store: Any, liburing: str | None) -> Description:
         store._file_rows or store._files.describe(),
         name=store.name,
         family=store.family,
+        fingerprint=store.fingerprint,
+        policy=policy_feature(store._settings.policy, store._ghosts()),
         engine=(store.engine_used, store.engine_reason, liburing),
         budget_bytes=store.budget_bytes,
         slot_bytes=store._sizing.slot_bytes,

@@ -33,6 +33,7 @@ class Settings:
     overflow: int | None
     timeout: float | None
     speculation: str = "auto"
+    ghosts: bool = False  # ghost caches watch the traffic
 
 
 def resolve(
@@ -50,6 +51,7 @@ def resolve(
     timeout: Any,
     policies: Sequence[str],
     speculation: Any = None,
+    ghosts: Any = None,
 ) -> Settings:
     """Return checked settings.
 
@@ -84,12 +86,18 @@ def resolve(
             raise ValueError(f"{what} must be from 512 bytes to 1 GiB; got {number}")
         return number
 
+    def switch(value: Any, what: str) -> bool:
+        if value not in (True, False, "0", "1"):
+            raise ValueError(f"{what} must be True or False (in the environment 1 or 0); got {value!r}")
+        return value in (True, "1")
+
     feature = one_of("auto", "require", "off")
     if timeout is not None and not float(timeout) >= 0:
         raise ValueError(f"timeout must be seconds >= 0, or None; got {timeout!r}")
+    chosen = _pick("policy", policy, "FASTCACHE_POLICY", "next_use", one_of(*policies, "auto"))
     return Settings(
         **_budget(budget),
-        policy=_pick("policy", policy, "FASTCACHE_POLICY", "next_use", one_of(*policies)),
+        policy=chosen,
         engine=_pick("engine", engine, "FASTCACHE_ENGINE", "auto", one_of("auto", "uring", "pread")),
         direct=_pick("direct", direct, None, "auto", feature),
         mlock=_pick("mlock", mlock, None, "auto", feature),
@@ -100,6 +108,7 @@ def resolve(
         overflow=_pick("overflow", overflow, "FASTCACHE_OVERFLOW", None, size),
         timeout=None if timeout is None else float(timeout),
         speculation=_pick("speculation", speculation, "FASTCACHE_SPECULATION", "auto", one_of("auto", "always", "off")),
+        ghosts=_pick("ghosts", ghosts, "FASTCACHE_GHOSTS", False, switch) or chosen == "auto",
     )
 
 

@@ -15,7 +15,9 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from fastcache import assembly, errors, failures, reports
+from fastcache.curve import LiveCurve, live_curve
 from fastcache.describe import Description
+from fastcache.fingerprint import fingerprint
 from fastcache.inventory import Inventory, inventory_of
 from fastcache.keys import ExpertKey
 from fastcache.placement import Placement
@@ -24,6 +26,7 @@ from fastcache.settings import Settings
 from fastcache.sizing import size_store
 from fastcache.stats import Stats
 from fastcache.units import format_bytes
+from fastcache.warming import Warmed, warm
 from fastcache.waves import Waves
 from fastcache_ext import liburing
 from fastcache_ext.arguments import Leases
@@ -32,6 +35,7 @@ from fastcache_ext.handles import Prefetch
 from fastcache_ext.policy import NAMES as POLICIES
 from fastcache_ext.serve import Server
 from fastcache_ext.views import Catalog, ExpertLease
+from fastcache_ext.watch import report as ghost_report
 
 __all__ = ["POLICIES", "ExpertLease", "ExpertStore", "Leases", "Prefetch"]
 
@@ -52,6 +56,10 @@ class ExpertStore(Server):
         Experts that a token uses in a layer.
     budget_bytes : int
         What the arena may take; `describe()["arena_bytes"]` is what it takes.
+    fingerprint : str
+        Tells this checkpoint from others: what a `HotList` is kept with.
+    hot_list : iterable of ExpertKey, or None
+        What `warm()` reads first, hottest first; may be set at any time, for example to a `HotList`.
 
     Notes
     -----
@@ -68,6 +76,7 @@ class ExpertStore(Server):
         self._python_worker: PythonWorker | None = None
         self._settings = settings
         self._baseline: Stats | None = None  # what reset_stats() has put behind us
+        self.hot_list: Iterable[tuple[int, int]] | None = None
         self._file_rows: Sequence[Mapping[str, Any]] = []  # as they were at close
         inventory = self._inventory = inventory_of(source)
         self.name = name or (
@@ -80,7 +89,9 @@ class ExpertStore(Server):
         self._files = FileSet(inventory.paths, direct=direct, memory=inventory.memory)
         rows = self._files.describe()
         file_align = [row["align"] for row in rows]
-        assembly.check_ends(inventory, [row["size"] for row in rows])
+        sizes = [row["size"] for row in rows]
+        assembly.check_ends(inventory, sizes)
+        self.fingerprint = fingerprint(inventory, sizes)
         placement = assembly.place_experts(inventory, file_align)
         largest = max([512, *file_align])
         slot_align = max(PAGE, largest)
@@ -126,7 +137,9 @@ class ExpertStore(Server):
                 files=self._files,
                 class_bytes=sizing.slot_bytes,
                 class_slots=sizing.slots,
-                policy=settings.policy,
+                policy="next_use" if settings.policy == "auto" else settings.policy,
+                ghosts=settings.ghosts,
+                choosing=settings.policy == "auto",
                 engine=engine,
                 chunk=chunk,
                 queue_depth=settings.queue_depth,
@@ -185,15 +198,11 @@ class ExpertStore(Server):
 
     def expert_nbytes(self, layer: int | ExpertKey, expert: int | None = None) -> int:
         """Return an expert's payload in bytes, without padding."""
-        if expert is None:
-            layer, expert = layer  # type: ignore[misc]
-        return int(self._payload[self._key(layer, expert)])
+        return int(self._payload[self._key(*self._pair(layer, expert))])
 
     def is_resident(self, layer: int | ExpertKey, expert: int | None = None) -> bool:
         """Whether an acquire would be a hit now. Counts nothing."""
-        if expert is None:
-            layer, expert = layer  # type: ignore[misc]
-        return bool(self._is_resident(layer, expert))
+        return self._is_resident(*self._pair(layer, expert))
 
     def prefetch(
         self,
@@ -218,15 +227,36 @@ class ExpertStore(Server):
             self._worker().put(handle._fill)
         return handle
 
+    def warm(
+        self, keys: Iterable[tuple[int, int]] | None = None, progress: Callable[[int, int], Any] | None = None
+    ) -> Warmed:
+        """Read experts into slots, and wait until they are there: a gate before the first token, and no speculation.
+
+        Counted like prefetches, never declined. Takes no slot that is leased, pinned, or filled and not used yet. Reads
+        of other threads wait behind 64 MiB of it at most.
+
+        Parameters
+        ----------
+        keys : iterable of ExpertKey, optional
+            The first is the most important; they may take slots of experts used before. None: fill what is empty, from
+            `hot_list`, if there is one, then with expert 0 of every layer, expert 1, and so on.
+        progress : callable, optional
+            Called with (bytes done, bytes of all).
+
+        Raises
+        ------
+        UnknownExpert
+            Before anything is read.
+        BatchFailed
+            At the end, if reads failed: `.failed` says which and why. The others stay.
+        """
+        return warm(self, keys, progress)
+
     def waves(self, layer: int, experts: Iterable[int]) -> Waves:
         """Part the experts of a layer into lists that fit the budget beside what is leased, hits first, each once.
 
         Each list is sized when it is asked for, from what is leased then: acquire its experts, and let go of them
         before the next. It has at least one expert, even when no slot is free. Other threads may take the room.
-
-        Raises
-        ------
-        UnknownExpert
         """
         return Waves(self, layer, experts)
 
@@ -260,6 +290,16 @@ class ExpertStore(Server):
         in several threads the one left last decides. Costs two moments under the store's mutex, and a hit nothing.
         """
         return reports.Phase(self, name)
+
+    def mrc(self) -> LiveCurve:
+        """Return the live miss-ratio curve, and every policy's hit rate, of the demands so far.
+
+        FeatureUnavailable without `open(..., ghosts=True)` or policy="auto". Takes milliseconds; thread-safe.
+        """
+        return live_curve(self._ghosts(curve=True), self._sizing.experts)
+
+    def _ghosts(self, curve: bool = False) -> dict[str, Any] | None:
+        return ghost_report(self, curve)
 
     def describe(self) -> Description:
         """Return per feature what was asked, what is used and why, and the sizes of things."""

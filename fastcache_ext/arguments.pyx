@@ -5,7 +5,7 @@ May import core.
 from libc.stdint cimport int32_t
 from libc.stdlib cimport free, malloc
 
-from fastcache_ext.core cimport Core
+from fastcache_ext.core cimport Core, key_parts, shown
 
 cdef enum:
     SCANNED = 64            # keys up to which a scan finds duplicates
@@ -50,10 +50,13 @@ cdef class Keys:
         cdef dict seen = None
         if experts is None:
             if not isinstance(layer, (tuple, list)) and not hasattr(layer, "__iter__"):
-                raise TypeError("say which experts: (layer, experts), store.experts(layer) for all of them, or ExpertKeys")
+                given = shown(layer)
+                raise TypeError("say which experts: (layer, experts), store.experts(layer) for all of them, or ExpertKeys; "
+                                f"got {given} alone")
             pairs = [layer] if type(layer) is not list and isinstance(layer, tuple) and len(layer) == 2 \
                 and not isinstance(layer[0], tuple) else list(layer)
-            items = [core.key(number, expert) for number, expert in pairs]
+            parts = [key_parts(pair) for pair in pairs]
+            items = [core.key(number, expert) for number, expert in parts]
         else:
             if getattr(experts, "ndim", 1) == 0 or isinstance(experts, int):
                 experts = [experts]
@@ -62,7 +65,10 @@ cdef class Keys:
                                 "flatten it, or np.unique(it) for the union of a batch of tokens")
             kind = getattr(getattr(experts, "dtype", None), "kind", "i")
             if isinstance(experts, (str, bytes)) or kind not in "iu":
-                raise TypeError("experts must be integers" + ("; np.flatnonzero(mask) for a mask" if kind == "b" else ""))
+                raise TypeError(f"experts must be integers; got {shown(experts)}"
+                                + ("; np.flatnonzero(mask) for a mask" if kind == "b" else ""))
+            if not hasattr(experts, "__iter__") and not hasattr(experts, "__getitem__"):
+                raise TypeError(f"experts must be one integer or several; got {shown(experts)}")
             items = [core.key(layer, expert) for expert in (experts.tolist() if hasattr(experts, "tolist") else experts)]
         self.reserve(len(items))
         if self.count > SCANNED:

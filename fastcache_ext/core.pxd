@@ -9,6 +9,10 @@ from fastcache_ext.pread cimport fc_pread
 from fastcache_ext.uring cimport fc_uring
 from fastcache_ext.worker cimport fc_worker
 
+cdef str shown(object given)
+# The two parts of an ExpertKey, or a TypeError that says what was given instead.
+cdef tuple key_parts(object key)
+
 cdef class Core:
     cdef fc_core *c
     cdef fc_uring *ring
@@ -29,11 +33,13 @@ cdef class Core:
     cdef readonly str engine_reason     # why it is not the one that was preferred
 
     cdef int32_t key(self, object layer, object expert) except -1
+    cdef int32_t not_a_key(self, object what, object given) except -1
     cdef int same_process(self) except -1
     cdef int check(self) except -1
     cdef bint forked(self) noexcept
     cdef object failure(self, const fc_node *node)
     cdef int _make(self, fc_arena *arena, bytes cls_of, bytes first, bytes extents, bytes span, int policy, int n_ops,
                    int64_t chunk) except -1
+    cdef int _haunt(self, bint choosing) except -1
     cdef int _start(self, fc_port *port, str engine, int queue_depth, int io_threads) except -1
     cdef bint _stop(self, int64_t timeout_ns)

@@ -6,6 +6,7 @@ Python's and live above. Knows no tensor and no NumPy. May import every module b
 Thread safety: every method may be called from any thread. After a fork every method of the child raises, and nothing is freed.
 """
 cimport cython
+from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches, PyErr_Occurred
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport ENOSYS
 from libc.stdint cimport int32_t, int64_t, uint8_t
@@ -14,6 +15,7 @@ from libc.stdlib cimport calloc, free, malloc
 import atexit
 import logging
 import os
+import reprlib
 import weakref
 
 from fastcache_ext import liburing
@@ -24,10 +26,11 @@ from fastcache_ext.arena cimport (
     FC_HUGE_OFF, FC_HUGE_THP, FC_HUGE_TLB, arena_new, arena_unref, fc_arena, fork_generation,
 )
 from fastcache_ext.files cimport FileSet
+from fastcache_ext.ghosts cimport MAX_GHOSTS
 from fastcache_ext.ioqueue cimport FC_ECLOSED, fc_extent, fc_port
 from fastcache_ext.landing cimport landing_port
 from fastcache_ext.monitor cimport (
-    core_close, core_free, core_lock, core_new, core_unlock, fc_node,
+    core_close, core_free, core_haunt, core_lock, core_new, core_unlock, fc_node,
 )
 from fastcache_ext.pread cimport pread_join, pread_start
 from fastcache_ext.table cimport table_resident
@@ -36,7 +39,7 @@ from fastcache_ext.uring cimport uring_join, uring_kick, uring_start
 from fastcache_ext.worker cimport fc_worker, worker_join, worker_leave_ring, worker_start
 
 cdef extern from "Python.h":
-    Py_ssize_t clipped "PyNumber_AsSsize_t" (object number, void *overflow) except? -1      # NULL: clip
+    Py_ssize_t clipped "PyNumber_AsSsize_t" (object number, void *overflow) noexcept        # NULL: clip; -1 with an error set
 
 cdef int64_t GUESS_CHUNK = 1 << 20      # bytes of the one guess read that a demand may have to wait for
 cdef int64_t LEAK_NS = 5000000000       # what a dealloc or an exit grants reads that do not return
@@ -49,6 +52,20 @@ def _close_all():
     for core in list(_open_cores):
         if not core._shut(LEAK_NS):
             logging.getLogger("fastcache").error("a read has not returned at exit; its memory is left to the system")
+
+
+cdef str shown(object given):
+    """What a caller gave, as an error names it: shortened, with its type."""
+    return f"{reprlib.repr(given)} ({type(given).__name__})"
+
+
+cdef tuple key_parts(object key):
+    if isinstance(key, (str, bytes)) or not hasattr(key, "__iter__"):
+        raise TypeError(f"give layer and expert, two integers, or an ExpertKey; got {shown(key)}")
+    parts = tuple(key)
+    if len(parts) != 2:
+        raise TypeError(f"give layer and expert, two integers, or an ExpertKey; got {len(parts)} in {shown(key)}")
+    return parts
 
 
 cdef bytes copy(object source):
@@ -65,7 +82,7 @@ cdef class Core:
 
     def _open(self, *, layers, cls_of, ext_first, extents, span, FileSet files, class_bytes, class_slots, policy,
               engine, chunk, queue_depth, io_threads, hugepages, mlock, registered, overflow, direct_required,
-              slot_align=4096, speculation="auto"):
+              slot_align=4096, speculation="auto", ghosts=False, choosing=False):
         """Make the arena, the table and the engine.
 
         Parameters
@@ -85,6 +102,8 @@ cdef class Core:
             Bytes: what every slot and every pass-through buffer is aligned to.
         speculation : {"auto", "always", "off"}
             Which guesses are let in: see evidence.pyx.
+        ghosts, choosing : bool
+            Whether ghost caches of all policies watch the traffic, and whether they may change the policy.
 
         Raises OSError with the errno and the name of what the system refused.
         """
@@ -127,6 +146,8 @@ cdef class Core:
                        max(<int>queue_depth, <int>io_threads) + 1, chunk)
         finally:
             arena_unref(arena)          # the core has its own reference
+        if ghosts:
+            self._haunt(choosing)
         self.c.direct_required = direct_required
         self.c.overflow_limit = overflow
         self.c.evidence.mode = SPECULATION[speculation]
@@ -151,6 +172,16 @@ cdef class Core:
             self.fileset.n_files if self.fileset is not None else 0, n_ops, chunk, min(chunk, GUESS_CHUNK))
         if self.c == NULL:
             raise MemoryError
+        return 0
+
+    cdef int _haunt(self, bint choosing) except -1:
+        cdef int32_t kinds[MAX_GHOSTS]
+        cdef int32_t n = 0
+        for kind in sorted(POLICIES.values())[:MAX_GHOSTS]:
+            kinds[n] = kind
+            n += 1
+        with nogil:
+            core_haunt(self.c, kinds, n, choosing)
         return 0
 
     cdef int _start(self, fc_port *port, str engine, int queue_depth, int io_threads) except -1:
@@ -270,13 +301,27 @@ cdef class Core:
         return self.forked()
 
     cdef int32_t key(self, object layer, object expert) except -1:
-        cdef Py_ssize_t l = clipped(layer, NULL)
-        cdef Py_ssize_t e = clipped(expert, NULL)
+        cdef Py_ssize_t l, e
+        l = clipped(layer, NULL)
+        if l == -1 and PyErr_Occurred() != NULL:
+            return self.not_a_key("layer", layer)
+        e = clipped(expert, NULL)
+        if e == -1 and PyErr_Occurred() != NULL:
+            return self.not_a_key("expert", expert)
         cdef int32_t i = self.layer_index[l] if 0 <= l <= self.max_layer else -1
         if (i < 0 or e < 0 or e >= self.layer_first[i + 1] - self.layer_first[i]
                 or self.c.span[self.layer_first[i] + e] < 0):
             raise self._error(-2, l, e, None, 0, 0, 0)
         return self.layer_first[i] + <int32_t>e
+
+    cdef int32_t not_a_key(self, object what, object given) except -1:
+        """An error is set: a TypeError becomes one that says what was given; anything else is the caller's own."""
+        if not PyErr_ExceptionMatches(TypeError):
+            return -1
+        PyErr_Clear()
+        many = isinstance(given, (list, tuple, set, range, slice)) or getattr(given, "ndim", 0) > 0
+        hint = "; acquire_many(layer, experts) takes several" if what == "expert" and many else ""
+        raise TypeError(f"{what} must be an integer; got {shown(given)}{hint}")
 
     cdef int same_process(self) except -1:
         """Nothing, or in a forked child the exception."""
@@ -289,6 +334,10 @@ cdef class Core:
 
     def _key(self, layer, expert):
         return self.key(layer, expert)
+
+    def _pair(self, layer, expert):
+        """(layer, expert) of a call that takes both, or an ExpertKey alone."""
+        return (layer, expert) if expert is not None else key_parts(layer)
 
     def _where(self, int32_t key):
         """(layer, expert) of a dense key."""

@@ -6,7 +6,7 @@ import threading
 
 from fastcache_ext.evidence import MOST, NAMES, RESERVED, STATES
 
-from fastcache_ext.evidence cimport EV_PIN, EV_PREDICTORS, N_EVIDENCE, fc_predictor
+from fastcache_ext.evidence cimport EV_PIN, EV_PREDICTORS, EV_WARM, N_EVIDENCE, fc_predictor
 from fastcache_ext.lender cimport Lender
 from fastcache_ext.monitor cimport core_lock, core_unlock
 
@@ -26,8 +26,8 @@ cdef class Guesser(Lender):
             raise TypeError(f"predictor must be a name, a non-empty str; got {name!r}")
         with self.naming:
             number = self.names.setdefault(str(name), len(self.names)) if name in self.names or len(self.names) < MOST else MOST
-        if number == MOST or number == EV_PIN:
-            raise ValueError('"pin" is what pins count as' if number == EV_PIN
+        if number == MOST or number == EV_PIN or number == EV_WARM:
+            raise ValueError(f'"{name}" is what {name}() counts as' if number != MOST
                              else f"a store tells at most {MOST} predictors apart; {name!r} would be one more")
         return number
 

@@ -48,8 +48,8 @@ cdef class Ready:
             if node_is(node, FC_NODE_NO_ROOM):
                 private += 1
                 batch.make_room(i)
-                if node_is(node, FC_NODE_FAILED) and node.landed == NULL and batch.w.landed_last != node:
-                    self.failed[self.server._where(node.key)] = self.server.failure(node)       # refused: it never flew
+                if node_is(node, FC_NODE_FAILED) and node.generation == 0:      # refused: it never flew, so it will not land
+                    self.failed[self.server._where(node.key)] = self.server.failure(node)
             else:
                 batch.fill(i)
             if node_is(node, FC_NODE_HELD) and node.was_resident:
@@ -159,6 +159,11 @@ cdef class Prefetch:
                 what = "cancelled" if node.error == FC_ECANCELLED else "failed"
             out[self.server.catalog.key_type(*self.server._where(node.key))] = what
         return out
+
+    def _errors(self):
+        """Return {(layer, expert): error} of what failed."""
+        return {self.server._where(self.batch.nodes[i].key): self.server.failure(&self.batch.nodes[i])
+                for i in range(self.batch.n) if node_is(&self.batch.nodes[i], FC_NODE_FAILED)}
 
     def _fill(self):
         """For Python sources: read what this prefetch issued, in the calling thread."""

@@ -5,6 +5,7 @@ from fastcache_ext.arena cimport fc_arena, fc_private
 from fastcache_ext.atomics cimport fc_load32, fc_store32
 from fastcache_ext.counters cimport fc_counters
 from fastcache_ext.evidence cimport fc_evidence
+from fastcache_ext.ghosts cimport fc_ghosts
 from fastcache_ext.ioqueue cimport fc_extent, fc_file, fc_load, fc_op, fc_queue
 from fastcache_ext.table cimport fc_table
 from fastcache_ext.threads cimport pthread_cond_t, pthread_mutex_t, pthread_t
@@ -12,7 +13,8 @@ from fastcache_ext.threads cimport pthread_cond_t, pthread_mutex_t, pthread_t
 cdef enum:                  # what a wait is for
     FC_MODE_DEMAND = 0      # somebody wants the experts now: leases, counted as requests
     FC_MODE_GUESS = 1       # a prefetch: no leases
-    FC_MODE_PIN = 2         # read like a prefetch, leased like a demand
+    FC_MODE_PIN = 2         # counted like a prefetch, read and leased like a demand
+    FC_MODE_WARM = 3        # the same, but evicts as little as a guess
 
 cdef enum:                  # what became of a node
     FC_NODE_NEW = 0
@@ -66,6 +68,7 @@ ctypedef struct fc_core:
     fc_queue queue
     fc_counters counters
     fc_evidence evidence
+    fc_ghosts *ghosts       # owned, or NULL: not asked for
     fc_arena *arena         # owned reference
     fc_file *files          # borrowed from the FileSet
     int32_t n_files
@@ -101,6 +104,9 @@ cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_f
                        const fc_extent *extents, int64_t n_extents, const int32_t *ext_first, const int64_t *span,
                        fc_file *files, int32_t n_files, int n_ops, int64_t chunk, int64_t guess_chunk) noexcept nogil
 cdef void core_free(fc_core *c) noexcept nogil
+# Set ghosts of the policies `kinds` to watch the traffic, and to choose (policy="auto") from the one in use on. Before the first
+# request. None are set where no slot could hold anything, or without memory: c.ghosts stays NULL.
+cdef void core_haunt(fc_core *c, const int32_t *kinds, int32_t n_kinds, int choosing) noexcept nogil
 
 # Turn the lease of a HELD node into the pin of its slot (idempotent). False: that would leave no slot unpinned.
 cdef bint core_pin(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil

@@ -10,7 +10,8 @@ from libc.string cimport memcpy
 from fastcache_ext.arena cimport arena_ref, arena_unref, fork_generation, lease_drop, private_unref
 from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.counters cimport count_begin, count_end, count_wait, counters_destroy, counters_init
-from fastcache_ext.evidence cimport EV_CALLER, EV_PIN, evidence_free, evidence_init
+from fastcache_ext.evidence cimport EV_CALLER, EV_PIN, EV_WARM, evidence_free, evidence_init
+from fastcache_ext.ghosts cimport ghosts_free, ghosts_new, ghosts_used
 from fastcache_ext.landing cimport finish
 from fastcache_ext.ioqueue cimport FC_ECANCELLED, FC_ECLOSED, FC_GUESS, queue_init, queue_unlink
 from fastcache_ext.table cimport FC_INFLIGHT, fc_slot, table_destroy, table_init
@@ -61,6 +62,7 @@ cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_f
 cdef void core_free(fc_core *c) noexcept nogil:
     table_destroy(&c.table)
     evidence_free(&c.evidence)
+    ghosts_free(c.ghosts)
     free(c.loads)
     free(c.ops)
     counters_destroy(&c.counters)
@@ -72,6 +74,19 @@ cdef void core_free(fc_core *c) noexcept nogil:
     pthread_mutex_destroy(&c.mutex)
     arena_unref(c.arena)
     free(c)
+
+
+cdef void core_haunt(fc_core *c, const int32_t *kinds, int32_t n_kinds, int choosing) noexcept nogil:
+    cdef int32_t slots[16]
+    cdef int32_t i
+    for i in range(c.arena.n_classes):
+        slots[i] = c.arena.class_first[i + 1] - c.arena.class_first[i]
+    c.ghosts = ghosts_new(c.table.n_layers, c.table.layer_first, c.table.cls_of, c.span, c.arena.n_classes, slots,
+                          kinds, n_kinds, 0)
+    if c.ghosts != NULL:
+        c.ghosts.wake = &c.chores
+        c.ghosts.choosing = choosing
+        ghosts_used(c.ghosts, c.table.policy.kind)
 
 
 cdef bint core_pin(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil:
@@ -109,7 +124,7 @@ cdef bint core_unpin(fc_core *c, int32_t key) noexcept nogil:
 cdef void wait_init(fc_wait *w, fc_core *c, int mode, int each, fc_node *nodes, int n) noexcept nogil:
     cdef int i
     w.mode = mode
-    w.predictor = EV_PIN if mode == FC_MODE_PIN else EV_CALLER
+    w.predictor = EV_PIN if mode == FC_MODE_PIN else EV_WARM if mode == FC_MODE_WARM else EV_CALLER
     w.each = each
     w.pending = 0
     w.n = n

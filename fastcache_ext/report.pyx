@@ -163,6 +163,20 @@ cdef class Reporter(Core):
             "ring_flags": flags,
         }
 
+    def _vacant(self):
+        """[slots that hold nothing] per class. Walks the slots."""
+        cdef int32_t s
+        cdef int c
+        cdef int n[16]
+        self.check()
+        for c in range(16):
+            n[c] = 0
+        core_lock(self.c)
+        for s in range(self.c.table.n_slots):
+            n[self.c.arena.cls[s]] += self.c.table.key_of[s] < 0
+        core_unlock(self.c)
+        return [n[c] for c in range(self.c.arena.n_classes)]
+
     def _progress(self):
         """(populated bytes, whether memory is settled, errno of populating): cheap enough to poll."""
         if self.c == NULL or self.c.arena == NULL:

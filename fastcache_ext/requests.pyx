@@ -12,13 +12,14 @@ from fastcache_ext.evidence cimport (
     evidence_absent, evidence_admit, evidence_demand, evidence_issued, evidence_joined, evidence_used, evidence_wait_begins,
     evidence_wasted,
 )
+from fastcache_ext.ghosts cimport ghosts_hear
 from fastcache_ext.ioqueue cimport (
     FC_DEMAND, FC_ECANCELLED, FC_ECLOSED, FC_GUESS, fc_load, load_cut, queue_promote, queue_push,
 )
 from fastcache_ext.landing cimport finish
 from fastcache_ext.monitor cimport (
-    FC_MODE_DEMAND, FC_MODE_GUESS, FC_NODE_DECLINED, FC_NODE_FAILED, FC_NODE_FLYING, FC_NODE_HELD, FC_NODE_NO_ROOM, fc_core,
-    fc_node, fc_wait, node_is, node_set,
+    FC_MODE_DEMAND, FC_MODE_GUESS, FC_MODE_WARM, FC_NODE_DECLINED, FC_NODE_FAILED, FC_NODE_FLYING, FC_NODE_HELD,
+    FC_NODE_NO_ROOM, fc_core, fc_node, fc_wait, node_is, node_set,
 )
 from fastcache_ext.policy cimport FC_FOR_DEMAND, FC_FOR_GUESS
 from fastcache_ext.table cimport (
@@ -38,12 +39,19 @@ cdef void leave(fc_core *c) noexcept nogil:
         pthread_cond_broadcast(&c.work)     # whom it wakes finds the mutex free
 
 
+cdef inline void hear(fc_core *c, int32_t key, int32_t slot) noexcept nogil:
+    """A demand, in request order: the policy learns of it, and so do predictors and ghosts."""
+    c.table.policy.request(&c.table.policy, key, slot)
+    evidence_demand(&c.evidence, key, c.table.layer_of[key])
+    if c.ghosts != NULL:
+        ghosts_hear(c.ghosts, key, c.table.layer_of[key])
+
+
 cdef void note_hit(fc_core *c, int32_t key, int32_t slot, bint asked) noexcept nogil:
     """Count a demand for a resident expert that was just leased for it, and tell the policy unless it was asked before."""
     cdef fc_counters *n = &c.counters
     if not asked:
-        c.table.policy.request(&c.table.policy, key, slot)
-        evidence_demand(&c.evidence, key, c.table.layer_of[key])
+        hear(c, key, slot)
     count_begin(n)
     count(n, C_REQUESTS, 1)
     count(n, C_HITS, 1)
@@ -142,8 +150,7 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
     cdef fc_node *other
     if w.mode == FC_MODE_DEMAND:
         if not node.asked:
-            c.table.policy.request(&c.table.policy, node.key, load.slot)
-            evidence_demand(&c.evidence, node.key, c.table.layer_of[node.key])
+            hear(c, node.key, load.slot)
             node.asked = 1
         count_begin(n)
         count(n, C_REQUESTS, 1)
@@ -181,14 +188,14 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     cdef fc_counters *n = &c.counters
     cdef int32_t key = node.key, slot = -1, i
     cdef bint demand = w.mode == FC_MODE_DEMAND
+    cdef bint careful = w.mode == FC_MODE_GUESS or w.mode == FC_MODE_WARM
     cdef int origin = FC_FROM_DEMAND if demand else FC_FROM_PREFETCH
     cdef fc_evicted evicted
     cdef fc_load *load = NULL
     if demand and not node.asked:
-        c.table.policy.request(&c.table.policy, key, -1)
-        evidence_demand(&c.evidence, key, c.table.layer_of[key])
+        hear(c, key, -1)
         node.asked = 1
-    slot = table_reserve(&c.table, key, origin, FC_FOR_GUESS if w.mode == FC_MODE_GUESS else FC_FOR_DEMAND,
+    slot = table_reserve(&c.table, key, origin, FC_FOR_GUESS if careful else FC_FOR_DEMAND,
                          c.generation + 1, &evicted)
     if slot >= 0:
         load = &c.loads[slot]

@@ -20,9 +20,10 @@ from fastcache_ext.landing cimport landing_port
 from fastcache_ext.evidence import MODES, NAMES as OUTCOMES, STATES
 from fastcache_ext.monitor cimport core_close, core_lock, core_unlock
 from fastcache_ext.policy import NAMES as POLICIES
+from fastcache_ext.policy cimport fc_policy, policy_init
 from fastcache_ext.table cimport (
     FC_RESIDENT, fc_evicted, fc_table, table_abort, table_check, table_destroy, table_drain, table_init, table_publish,
-    table_reserve,
+    table_reserve, table_switch,
 )
 from fastcache_ext.threads cimport fc_now_ns
 
@@ -100,6 +101,20 @@ cdef class Table:
         """What reserve() would evict, if anything could be: a slot, or -1."""
         table_drain(&self.t)
         return self.t.policy.victim(&self.t.policy, cls, mode)
+
+    def switch(self, policy, order):
+        """Change the policy; `order`: the slots that hold anything, as it is to hear of them."""
+        cdef fc_policy fresh
+        cdef int32_t slots[4096]
+        cdef int32_t n = len(order)
+        if n > 4096 or sorted(order) != [s for s in range(self.t.n_slots) if self.t.key_of[s] >= 0]:
+            raise ValueError("the order must name each slot that holds anything once")
+        for i in range(n):
+            slots[i] = order[i]
+        if policy_init(&fresh, POLICIES[policy], &self.t.policy.v) != 0:
+            raise MemoryError
+        table_switch(&self.t, &fresh, slots, n)
+        fresh.destroy(&fresh)
 
     def churn(self, keys, int n):
         """Reserve (which evicts, once the table is full) and publish the next n absent ones of `keys`, round and round, as read

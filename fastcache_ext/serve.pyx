@@ -11,6 +11,7 @@ from fastcache_ext.arena cimport fc_arena
 from fastcache_ext.arguments cimport Keys, read_plain, seconds
 from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.batch cimport Batch
+from fastcache_ext.core cimport key_parts, shown
 from fastcache_ext.guesses cimport Guesser
 from fastcache_ext.handles cimport Prefetch, Ready
 from fastcache_ext.hold cimport Hold
@@ -54,9 +55,9 @@ cdef class Server(Guesser):
 
     def __getitem__(self, key):
         if type(key) is not tuple and not isinstance(key, tuple):
-            raise TypeError("store[layer, expert], or store[ExpertKey(layer, expert)]")
+            raise TypeError(f"store[layer, expert], or store[ExpertKey(layer, expert)]; got {shown(key)}")
         if len(key) != 2:
-            raise TypeError(f"store[layer, expert] takes two integers, got {len(key)}")
+            raise TypeError(f"store[layer, expert] takes two integers; got {len(key)}: {shown(key)}")
         return self.get(key[0], key[1], None)
 
     def acquire(self, layer, expert=None, *, timeout=None):
@@ -78,7 +79,7 @@ cdef class Server(Guesser):
         A hit costs about as much as a dictionary LRU. A miss lets the GIL go once, while it waits. Thread-safe.
         """
         if expert is None:
-            layer, expert = layer
+            layer, expert = key_parts(layer)
         return self.get(layer, expert, timeout)
 
     def acquire_many(self, layer, experts=None, *, timeout=None):
@@ -221,6 +222,17 @@ cdef class Server(Guesser):
         p.server = self
         p.batch = Batch.__new__(Batch)
         p.batch.begin(self, FC_MODE_GUESS, False, k.keys, k.n, whose)
+        return p
+
+    def _warm(self, list keys):
+        """Start reading experts, and lease them while the handle lives: at a demand's speed, with a guess's rights."""
+        cdef Keys k = Keys.__new__(Keys)
+        cdef Prefetch p = Prefetch.__new__(Prefetch)
+        self.check()
+        k.read(self, keys, None)
+        p.server = self
+        p.batch = Batch.__new__(Batch)
+        p.batch.begin(self, FC_MODE_WARM, False, k.keys, k.n)
         return p
 
     def pin(self, layer, experts=None, *, timeout=None):

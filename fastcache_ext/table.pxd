@@ -51,6 +51,9 @@ cdef int32_t table_reserve(fc_table *t, int32_t key, int origin, int mode, int64
 cdef void table_publish(fc_table *t, int32_t slot) noexcept nogil       # INFLIGHT -> RESIDENT, and the read's lease ends
 cdef void table_abort(fc_table *t, int32_t slot) noexcept nogil         # INFLIGHT -> EMPTY, and every lease on it ends
 cdef void table_drain(fc_table *t) noexcept nogil                       # tell the policy which parked slots were released
+# Put `fresh`, made over the table's own view, in the place of the policy, which `fresh` then is. `order`: the n slots that hold
+# anything; it hears of them as of demands, and of unread guesses as of guesses, that come in that order. O(n).
+cdef void table_switch(fc_table *t, fc_policy *fresh, const int32_t *order, int32_t n) noexcept nogil
 # Whether an acquire of `key` would be a hit.
 cdef bint table_resident(const fc_table *t, int32_t key) noexcept nogil
 # 0, or the number of the invariant that does not hold, times 100, plus a detail.

@@ -11,7 +11,7 @@ from libc.stdlib cimport calloc, free
 
 from fastcache_ext.arena cimport arena_take_told, lease_drop, lease_take
 from fastcache_ext.atomics cimport fc_load32, fc_load8, fc_store32, fc_store8
-from fastcache_ext.policy cimport fc_view, policy_init
+from fastcache_ext.policy cimport fc_policy, fc_view, policy_init
 
 
 cdef int table_init(fc_table *t, fc_arena *arena, int32_t n_layers, const int32_t *layer_first, const uint8_t *cls_of,
@@ -148,6 +148,23 @@ cdef void table_abort(fc_table *t, int32_t slot) noexcept nogil:
     fc_store32(&t.arena.leases[slot], 0)
     t.n_inflight -= 1
     drop_slot(t, slot)
+
+
+cdef void table_switch(fc_table *t, fc_policy *fresh, const int32_t *order, int32_t n) noexcept nogil:
+    cdef fc_policy was = t.policy
+    cdef int32_t i, s
+    table_drain(t)
+    for i in range(n):
+        s = order[i]
+        fc_store8(&t.arena.parked[s], 0)    # what the old policy waited for is nothing to the new one
+        if t.slots[s].origin == FC_FROM_DEMAND or not t.unread[s]:
+            fresh.request(fresh, t.key_of[s], -1)
+        fresh.admit(fresh, t.key_of[s], s)
+        # Dekker with lease_drop, as in park(): a release before the mark is seen here, one after it is told.
+        if fc_load32(&t.arena.leases[s]) == 0 and fc_load8(&t.arena.parked[s]):
+            fresh.released(fresh, s)
+    t.policy = fresh[0]
+    fresh[0] = was
 
 
 cdef bint table_resident(const fc_table *t, int32_t key) noexcept nogil:

@@ -1,11 +1,13 @@
 """The store's housekeeper: one native thread that never takes the GIL.
 
-May import libc, arena, monitor, threads and uring.
+May import libc, arena, monitor, auto, ghosts, threads and uring.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from fastcache_ext.arena cimport arena_lock, arena_populate, fc_arena
 from fastcache_ext.atomics cimport fc_load32, fc_store32
+from fastcache_ext.auto cimport ghosts_work
+from fastcache_ext.ghosts cimport ghosts_wait
 from fastcache_ext.landing cimport move_some
 from fastcache_ext.threads cimport *
 from fastcache_ext.uring cimport uring_kick, uring_offer, uring_registered
@@ -13,25 +15,56 @@ from fastcache_ext.uring cimport uring_kick, uring_offer, uring_registered
 cdef int64_t STEP = 16 << 20            # bytes populated between two looks at the other chores
 cdef int64_t PAUSE_NS = 20000000        # between two looks at the ring's registration
 cdef int REGISTRATION_LOOKS = 250
+cdef int64_t NEVER = 0x7FFFFFFFFFFFFFFF
+cdef int64_t GHOST_SHARE = 20           # ghosts get one part in so many of a processor's time
+cdef int64_t SAVED_NS = 400000000       # and what they have not used of this long is theirs at once
 
 
-cdef int nap(fc_worker *w, int64_t ns) noexcept nogil:
-    """Sleep until there is something to move, or to stop, or (ns >= 0) the time is over."""
-    cdef int64_t until = fc_now_ns() + ns
+cdef int64_t ghosts_from(const fc_worker *w) noexcept nogil:
+    """When there is something for the ghosts to do: a monotonic time, or NEVER. The mutex is held."""
+    return w.core.ghosts.rest_until_ns if ghosts_wait(w.core.ghosts) else NEVER
+
+
+cdef int nap(fc_worker *w, int64_t until) noexcept nogil:
+    """Sleep until there is something to move or to serve, or to stop, or the time is over."""
+    cdef int64_t now, wake
     pthread_mutex_lock(&w.core.mutex)
-    while w.core.to_move == NULL and not fc_load32(&w.stop) and (ns < 0 or fc_now_ns() < until):
-        if ns < 0:
+    while w.core.to_move == NULL and not fc_load32(&w.stop):
+        now = fc_now_ns()
+        wake = min(until, ghosts_from(w))
+        if now >= wake:
+            break
+        if wake == NEVER:
             pthread_cond_wait(&w.core.chores, &w.core.mutex)
         else:
-            fc_cond_until(&w.core.chores, &w.core.mutex, until)
+            fc_cond_until(&w.core.chores, &w.core.mutex, wake)
     pthread_mutex_unlock(&w.core.mutex)
     return fc_load32(&w.stop)
 
 
+cdef bint haunt(fc_worker *w) noexcept nogil:
+    """Serve a piece of the traffic to the ghosts, unless they have had their share of the time. False: nothing to do."""
+    cdef int64_t start = fc_now_ns(), now
+    cdef bint due
+    if w.core.ghosts == NULL:
+        return False
+    pthread_mutex_lock(&w.core.mutex)
+    due = ghosts_from(w) <= start
+    pthread_mutex_unlock(&w.core.mutex)
+    if due:
+        ghosts_work(w.core, False)
+        now = fc_now_ns()
+        w.core.ghosts.rest_until_ns = max(w.core.ghosts.rest_until_ns, now - SAVED_NS) + GHOST_SHARE * (now - start)
+    return due
+
+
 cdef bint chores(fc_worker *w) noexcept nogil:
-    while move_some(w.core):
-        pass
-    return not fc_load32(&w.stop)
+    """Whatever waits; moves first, for each holds up a load."""
+    while True:
+        while move_some(w.core):
+            pass
+        if fc_load32(&w.stop) or not haunt(w):
+            return not fc_load32(&w.stop)
 
 
 cdef bint offer(fc_worker *w, int32_t piece, uint8_t *base, int64_t nbytes) noexcept nogil:
@@ -97,7 +130,7 @@ cdef bint lock_unregistered(fc_worker *w, int32_t offered) noexcept nogil:
         done = registered(w, &error)
         if done >= offered or error != 0:
             break
-        if not chores(w) or nap(w, PAUSE_NS):
+        if not chores(w) or nap(w, fc_now_ns() + PAUSE_NS):
             return False
     for piece in range(a.n_pieces):
         if piece >= done and w.mlock and fc_load32(&w.mlock_errno) == 0:
@@ -112,7 +145,7 @@ cdef void *run(void *arg) noexcept nogil:
     if furnish(w, &offered) and (not w.register_ or lock_unregistered(w, offered)):
         fc_store32(&w.settled, 1)
     while chores(w):
-        nap(w, -1)
+        nap(w, NEVER)
     while move_some(w.core):
         pass
     return NULL

@@ -74,6 +74,18 @@ def test_the_demo_is_bit_identical_and_leaves_nothing(disk, engine):
     assert not [*home.iterdir()]
 
 
+def test_the_demo_reads_ahead_or_not_as_it_is_told(disk):
+    told = {
+        name: json.loads(
+            call("demo", "--size", "80MiB", "--tokens", 2, "--dir", disk / name, "--predictor", name, "--json").stdout
+        )
+        for name in ("lookahead", "none")
+    }
+    assert all(result["bit_identical"] for result in told.values())
+    assert told["none"]["predictor"] == "none" and told["none"]["prefetch_loads"] == told["none"]["recall"] == 0
+    assert told["lookahead"]["predictor"] == "router-lookahead"
+
+
 def test_the_demo_shows_what_people_want_to_know_and_can_keep_the_checkpoint(disk):
     result = call("demo", "--size", "80MiB", "--tokens", 1, "--dir", disk / "kept", "--budget", "30MiB", "--keep")
     assert result.exit_code == 0

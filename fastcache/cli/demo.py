@@ -27,6 +27,7 @@ from fastcache.units import format_bytes
 @click.option("--dir", "directory", type=click.Path(file_okay=False), help="Where; a real disk.  [default: /var/tmp]")
 @click.option("--budget", default=None, help="As fastcache.open takes it.  [default: half of the expert bytes]")
 @click.option("--tokens", type=click.IntRange(min=1), default=32, help="Tokens to decode.")
+@click.option("--predictor", type=click.Choice(["lookahead", "none"]), default="lookahead", help="What is read ahead.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Other weights and other tokens.")
 @click.option("--keep", is_flag=True, help="Leave the checkpoint and print where it is.")
 @engine
@@ -36,6 +37,7 @@ def demo(
     directory: str | None,
     budget: str | None,
     tokens: int,
+    predictor: str,
     seed: int,
     keep: bool,
     engine: str | None,
@@ -57,6 +59,7 @@ def demo(
                 budget=budget_or_bytes,
                 tokens=tokens,
                 engine=engine,
+                predictor=predictor,
                 seed=seed,
                 progress=progress,
             )

@@ -20,10 +20,12 @@ from fastcache.layout.build import build_layout
 from fastcache.layout.record import Layout, Record
 from fastcache.linear import linear
 from fastcache.moe.arrival import Experts, arriving
-from fastcache.moe.families import ROLES, Ffn, Forward, Router, forward_of
+from fastcache.moe.families import ROLES, Ffn, Forward, forward_of
 from fastcache.moe.ffn import swiglu
+from fastcache.moe.gate import Gate
 from fastcache.moe.resident import ResidentExperts, layer_experts
 from fastcache.moe.routers import Routing, sigmoid
+from fastcache.moe.speculator import Speculator
 from fastcache.moe.trunk import layer_tensor
 from fastcache.quant.blocks import decoder_of, is_blocks
 from fastcache.quant.floats import is_plain
@@ -43,6 +45,8 @@ class MoEBlock:
         E, k and H below.
     experts : object with as_ready
         Where the routed experts' arrays come from; may be replaced at any time.
+    speculator : Speculator or None
+        What reads the next layers' experts ahead; may be replaced at any time.
 
     Notes
     -----
@@ -56,34 +60,30 @@ class MoEBlock:
         family: str,
         top_k: int,
         experts: Experts,
-        router: Router,
-        router_weight: F32,
-        router_bias: F32 | None,
+        gate: Gate,
         ffn: Ffn,
         shared: Mapping[str, F32] | None,
         shared_gate: F32 | None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.layer, self.family, self.top_k, self.experts = layer, family, top_k, experts
-        self.n_experts, self.hidden = router_weight.shape
-        self._router, self._ffn = router, ffn
-        self._trunk = {"router": router_weight}
-        if shared_gate is not None:
-            self._trunk["shared_gate"] = shared_gate
-        self._router_bias, self._shared = router_bias, shared
+        self.n_experts, self.hidden = gate.n_experts, gate.hidden
+        self._gate, self._ffn, self._shared = gate, ffn, shared
+        self._shared_gate = None if shared_gate is None else {"shared_gate": shared_gate}
+        self.speculator = speculator
+        if speculator is not None:
+            speculator.add(layer, gate, top_k)
 
     def __repr__(self) -> str:
         return f"<MoEBlock {self.family} layer {self.layer}: {self.top_k} of {self.n_experts} experts>"
 
     def router_logits(self, x: ArrayLike) -> F32:
         """Return the router's raw logits, its own bias included: x [T, H] -> [T, E] float32."""
-        logits = linear(self._checked(x), self._trunk, "router")
-        if self._router_bias is not None:
-            logits += self._router_bias
-        return logits
+        return self._gate.logits(self._checked(x))
 
     def route(self, x: ArrayLike) -> Routing:
         """Return which experts serve each token: x [T, H] -> experts [T, k] int64, weights [T, k] float32."""
-        return self._router(self.router_logits(x))
+        return self._gate.route(self._checked(x))
 
     def __call__(self, x: ArrayLike) -> F32:
         """Compute the block's output, without the residual.
@@ -115,6 +115,8 @@ class MoEBlock:
         wanted = np.unique(experts).tolist()
         # Asked for first, so that reading goes on while the shared expert is computed.
         with closing(arriving(self.experts, self.layer, wanted)) as ready:
+            if self.speculator is not None:  # after what is needed now has its slots
+                self.speculator.routed(self.layer, x, experts, self.experts)
             shared = self._shared_output(x)
             parts = np.empty((*experts.shape, self.hidden), np.float32)
             missing = set(wanted)
@@ -134,8 +136,8 @@ class MoEBlock:
         if self._shared is None:
             return None
         y = swiglu(x, self._shared)
-        if "shared_gate" in self._trunk:
-            y *= sigmoid(linear(x, self._trunk, "shared_gate"))
+        if self._shared_gate is not None:
+            y *= sigmoid(linear(x, self._shared_gate, "shared_gate"))
         return y
 
     def _checked(self, x: ArrayLike) -> F32:
@@ -145,7 +147,13 @@ class MoEBlock:
         return array
 
 
-def load_block(path: str | os.PathLike[str] | Layout, layer: int, experts: Experts | Literal["resident"]) -> MoEBlock:
+def load_block(
+    path: str | os.PathLike[str] | Layout,
+    layer: int,
+    experts: Experts | Literal["resident"],
+    *,
+    speculator: Speculator | None = None,
+) -> MoEBlock:
     """Load one MoE block of a checkpoint: its router and shared expert into memory, its experts from `experts`.
 
     Parameters
@@ -157,6 +165,9 @@ def load_block(path: str | os.PathLike[str] | Layout, layer: int, experts: Exper
     experts : ExpertStore or "resident"
         A store of the same checkpoint (any object with `as_ready`); or "resident": read all experts of the layer
         now and keep them. The outputs are bit-identical.
+    speculator : Speculator, optional
+        One for all blocks of the model: what the next layers are likely to need is read while this one computes.
+        Changes no output.
 
     Returns
     -------
@@ -205,12 +216,11 @@ def load_block(path: str | os.PathLike[str] | Layout, layer: int, experts: Exper
         family=layout.family,
         top_k=top_k,
         experts=ResidentExperts(layout, layer) if isinstance(experts, str) else experts,
-        router=router,
-        router_weight=router_weight,
-        router_bias=optional(row.router_bias),
+        gate=Gate(router_weight, optional(row.router_bias), router),
         ffn=row.ffn(layout.config),
         shared=shared,
         shared_gate=None if shared is None else _as_row(optional(row.shared_gate)),
+        speculator=speculator,
     )
 
 

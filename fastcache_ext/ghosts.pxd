@@ -1,0 +1,99 @@
+# Ghost caches of every policy, and LRU's stack distances, over a fixed sample of the experts and the running demand traffic.
+# Two sides: what is heard, under the store's mutex (a tag, and for sampled experts one entry of a ring), and what is made of it,
+# elsewhere and later, under `busy`.
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
+
+from fastcache_ext.ghost cimport fc_ghost, fc_shape
+from fastcache_ext.stack cimport fc_stack
+from fastcache_ext.threads cimport pthread_cond_signal, pthread_cond_t, pthread_mutex_t
+
+cdef enum:
+    MAX_GHOSTS = 8
+    RING = 8192             # entries: a power of two
+    RING_WAKE = 1024        # entries that are worth waking the worker for
+    VISIT = 0x8000          # in an entry: a visit of this layer begins
+
+ctypedef struct fc_tag:
+    uint16_t run            # the visit in which the expert was last asked for, modulo 65,536
+    uint16_t rank           # 1 + its number in the sample; 0: not sampled
+
+ctypedef struct fc_ghosts:
+    # heard; under the store's mutex
+    fc_tag *tags            # [n_keys]
+    int32_t layer           # of the open visit, or -1
+    uint16_t run            # its number, modulo 65,536
+    uint32_t head           # entries put, modulo 2^32
+    uint32_t tail           # entries taken
+    int64_t heard           # requests
+    int64_t lost            # entries that found the ring full
+    pthread_cond_t *wake    # who takes entries waits here
+    int64_t rest_until_ns   # the worker's: it takes none before
+    # digested; under busy
+    pthread_mutex_t busy
+    int32_t every           # one expert in so many is sampled
+    int32_t pool            # experts that a slot could hold
+    int32_t tracked         # of them sampled
+    int64_t slots           # of the store
+    fc_shape shape
+    int32_t n_ghosts
+    int32_t kinds[MAX_GHOSTS]
+    fc_ghost ghost[MAX_GHOSTS]
+    fc_stack stack
+    int32_t open_layer      # of the visit that is being read out of the ring, or -1
+    int32_t n_open
+    int32_t *open_keys      # [most sampled experts of a layer]
+    uint8_t *open_hits
+    int64_t sampled         # requests fed to the ghosts
+    int64_t hits[MAX_GHOSTS]            # of those
+    int64_t until_halved    # sampled requests until the stack's older ones count half
+    int32_t window          # sampled requests per window
+    int32_t window_sampled
+    int32_t window_hits[MAX_GHOSTS]
+    int64_t windows         # closed ones
+    double rates[MAX_GHOSTS]            # hit rates: half the last window, half what was before
+    # the choice; under busy
+    int32_t choosing        # 1: policy="auto"
+    int32_t used            # index of the policy in use
+    int32_t leader          # index of the best one at the last window
+    int32_t leads           # windows in a row that it was ahead by the margin
+    int64_t settled         # windows until which no switch comes
+    int64_t switches
+    uint16_t ring[RING]     # a sampled expert's number, or VISIT | layer
+
+# `span[k]` < 0: no such expert. `slots`: of the store, [n_classes]. NULL without memory, or when nothing could be sampled.
+cdef fc_ghosts *ghosts_new(int32_t n_layers, const int32_t *layer_first, const uint8_t *cls_of, const int64_t *span,
+                           int32_t n_classes, const int32_t *slots, const int32_t *kinds, int32_t n_kinds,
+                           int32_t every) noexcept nogil
+cdef void ghosts_free(fc_ghosts *g) noexcept nogil
+# Take up to `room` entries out of the ring; the store's mutex is held.
+cdef int ghosts_take(fc_ghosts *g, uint16_t *out, int room) noexcept nogil
+# Serve them; `busy` is held, the store's mutex is not. Returns the policy to change to, or -1.
+cdef int ghosts_digest(fc_ghosts *g, const uint16_t *entries, int n) noexcept nogil
+# The store now runs `kind`.
+cdef void ghosts_used(fc_ghosts *g, int kind) noexcept nogil
+cdef int ghosts_check(fc_ghosts *g) noexcept nogil
+
+cdef inline bint ghosts_wait(const fc_ghosts *g) noexcept nogil:
+    return g != NULL and g.head - g.tail >= RING_WAKE
+
+cdef inline void ghosts_put(fc_ghosts *g, uint16_t entry) noexcept nogil:
+    if g.head - g.tail >= RING:
+        g.lost += 1
+        g.layer = -1                    # whatever comes next begins a visit
+        return
+    g.ring[g.head & (RING - 1)] = entry
+    g.head += 1
+    if g.head - g.tail == RING_WAKE:
+        pthread_cond_signal(g.wake)
+
+# A demand for `key`, in request order; the store's mutex is held.
+cdef inline void ghosts_hear(fc_ghosts *g, int32_t key, int32_t layer) noexcept nogil:
+    cdef fc_tag *tag = &g.tags[key]
+    g.heard += 1
+    if layer != g.layer or tag.run == g.run:
+        g.layer = layer
+        g.run += 1
+        ghosts_put(g, <uint16_t>(VISIT | layer))
+    tag.run = g.run
+    if tag.rank > 0:
+        ghosts_put(g, <uint16_t>(tag.rank - 1))

@@ -1,0 +1,23 @@
+from collections.abc import Sequence
+from typing import Any
+
+from fastcache_ext.core import Core
+
+def report(core: Core, curve: bool = False) -> dict[str, Any] | None: ...
+def switch(core: Core, policy: str) -> None: ...
+def check(core: Core) -> int: ...
+
+class Watch:
+    switches: list[tuple[int, str]]
+    def __new__(
+        cls,
+        layer_sizes: Sequence[int],
+        cls_of: Sequence[int],
+        class_slots: Sequence[int],
+        every: int = 0,
+        choosing: bool = False,
+        policies: Sequence[str] = ...,
+    ) -> Watch: ...
+    def hear(self, keys: Any, digest: bool = True) -> None: ...
+    def report(self, curve: bool = False) -> dict[str, Any]: ...
+    def check(self) -> int: ...

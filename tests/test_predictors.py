@@ -1,0 +1,177 @@
+"""Predictors: what they name, how they are scored; and a hot list that outlives its process, for one checkpoint."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from rig import Experts, layers_of
+
+import fastcache
+from fastcache.errors import CheckpointMismatch
+from fastcache.predictors import HotList, NullPredictor, PreviousToken, RouterLookahead, Tally
+
+H = np.zeros((1, 4), np.float32)
+
+
+def routed(*rows):
+    return np.array(rows, np.int64)
+
+
+def test_the_null_predictor_says_nothing_and_has_no_tally():
+    nothing = NullPredictor()
+    nothing.observe(0, routed([1, 2]))
+    assert not nothing.predict(1, H) and nothing.stats() == Tally()
+    assert (nothing.stats().recall, nothing.stats().precision) == (0.0, 0.0)
+
+
+def test_previous_token_repeats_the_last_token_of_the_layer():
+    previous = PreviousToken()
+    assert not previous.predict(3, None)
+    previous.observe(3, routed([1, 2], [4, 7]))
+    previous.observe(4, routed([5, 6]))
+    assert list(previous.predict(3, None)) == [4, 7]
+    previous.observe(3, routed([7, 1]))
+    assert previous.stats() == Tally(layers=1, predicted=2, routed=2, right=1)
+
+
+def test_a_tally_counts_what_was_said_last_and_only_layers_that_were_predicted():
+    look = RouterLookahead(n=3)
+    look.add_router(1, lambda hidden, n: [9, 8, 7][:n], 2)
+    look.observe(1, routed([9, 8]))  # nobody had said anything
+    assert look.stats().layers == 0
+    look.predict(1, H)
+    look.predict(1, H)
+    look.observe(1, routed([7, 5]))
+    look.observe(1, routed([7, 5]))
+    assert look.stats() == Tally(1, 3, 2, 1)
+    assert look.stats().recall == 0.5 and look.stats().precision == pytest.approx(1 / 3)
+
+
+def test_a_router_is_asked_for_as_many_as_it_chooses_and_not_before_the_token_begins():
+    look = RouterLookahead()
+    look.add_router(1, lambda hidden, n: list(range(n)), 2)
+    assert list(look.predict(1, H)) == [0, 1]
+    assert not look.predict(1, None) and not look.predict(2, H)
+
+
+# --- the hot list
+
+
+def test_the_hottest_come_first_and_heat_fades_by_its_half_life():
+    hot = HotList("f", half_life=2)
+    hot.observe(0, routed([3, 5]))
+    hot.observe(0, routed([5, 4]))
+    hot.observe(1, routed([0, 0 + 1]))
+    fade = 0.5**0.5
+    assert hot.predict(0, None) == [5, 4, 3]
+    np.testing.assert_allclose(hot._heat[0][[3, 4, 5]], [fade, 1, 1 + fade])
+    assert list(hot) == [(0, 5), (0, 4), (1, 0), (1, 1), (0, 3)] and len(hot) == 5
+    for _ in range(20):
+        hot.observe(0, routed([9, 8]))
+    assert hot.predict(0, None)[:2] == [8, 9]
+
+
+def test_a_prompt_counts_like_its_tokens_one_by_one():
+    at_once, one_by_one = HotList("f", half_life=3), HotList("f", half_life=3)
+    rows = np.random.default_rng(2).integers(0, 20, (17, 4))
+    at_once.observe(0, rows)
+    for row in rows:
+        one_by_one.observe(0, row[np.newaxis])
+    np.testing.assert_allclose(at_once._heat[0], one_by_one._heat[0])
+
+
+def test_it_is_saved_whole_and_loaded_the_same(tmp_path):
+    hot = HotList("abc", half_life=5, n=3)
+    hot.observe(2, routed([3, 5], [5, 1]))
+    path = tmp_path / "hot.json"
+    path.write_text("something older")
+    hot.save(path)
+    assert os.listdir(tmp_path) == ["hot.json"]
+    again = HotList.load(path, "abc")
+    assert list(again) == list(hot) and again.predict(2, None) == hot.predict(2, None)
+    assert (again.half_life, again.n, again.fingerprint) == (5.0, 3, "abc")
+
+
+def test_another_checkpoints_list_is_refused(tmp_path):
+    HotList("abc").save(tmp_path / "hot.json")
+    with pytest.raises(CheckpointMismatch, match=r"hot\.json.*another checkpoint.*abc.*xyz"):
+        HotList.load(tmp_path / "hot.json", "xyz")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"format": "fastcache hot list 9"}', "null", '{"format": "fastcache hot list 1"}'],
+)
+def test_what_is_no_hot_list_is_said_to_be_none(tmp_path, text):
+    path = tmp_path / "hot.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"hot\.json: no hot list"):
+        HotList.load(path, "abc")
+
+
+def test_a_list_with_heat_that_is_no_number_is_refused(tmp_path):
+    HotList("abc").save(tmp_path / "hot.json")
+    found = json.loads((tmp_path / "hot.json").read_text())
+    for heat in ({"0": [float("nan")]}, {"0": [[1.0]]}, {"x": [1.0]}, {"0": ["hot"]}):
+        (tmp_path / "hot.json").write_text(json.dumps(found | {"heat": heat}))
+        with pytest.raises(ValueError, match="no hot list"):
+            HotList.load(tmp_path / "hot.json", "abc")
+
+
+def test_a_file_that_cannot_be_replaced_leaves_no_litter(tmp_path):
+    (tmp_path / "hot.json").mkdir()
+    with pytest.raises(OSError, match=r"hot\.json"):
+        HotList("abc").save(tmp_path / "hot.json")
+    assert os.listdir(tmp_path) == ["hot.json"]
+
+
+def test_a_half_life_is_positive():
+    for wrong in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="half_life"):
+            HotList("abc", half_life=wrong)
+
+
+def test_a_store_is_warmed_with_its_hot_list(disk):
+    experts = Experts(disk, layers_of(2, 8, 9_000), gap=3_288)
+    with fastcache.open(experts.source, budget=4 * 12_288) as store:
+        hot = HotList(store.fingerprint)
+        hot.observe(1, routed([7, 3]))
+        store.hot_list = hot
+        assert store.warm().loaded == 4
+        assert [tuple(key) for key in store if store.is_resident(key)] == [(0, 0), (1, 0), (1, 3), (1, 7)]
+
+
+# --- fingerprints
+
+
+def test_a_fingerprint_knows_files_and_places_but_no_directory(disk):
+    (disk / "a").mkdir()
+    (disk / "b").mkdir()
+    sizes = layers_of(2, 4, 5_000)
+    first = Experts(disk / "a", sizes)
+
+    def mark(path, ranges):
+        with fastcache.open(fastcache.FileRangeSource(path, ranges), budget=0) as store:
+            assert store.describe()["fingerprint"] == store.fingerprint
+            return store.fingerprint
+
+    here = mark(first.path, first.ranges)
+    assert len(here) == 32 and here == mark(first.path, first.ranges)
+    moved = disk / "b" / first.path.name
+    moved.write_bytes(first.path.read_bytes())
+    assert mark(moved, first.ranges) == here
+    renamed = disk / "b" / "renamed.bin"
+    renamed.write_bytes(first.path.read_bytes())
+    longer = disk / "a" / "longer" / first.path.name
+    longer.parent.mkdir()
+    longer.write_bytes(first.path.read_bytes() + b"x")
+    swapped = dict(first.ranges) | {(0, 0): first.ranges[0, 1], (0, 1): first.ranges[0, 0]}
+    fewer = {key: where for key, where in first.ranges.items() if key != (1, 3)}
+    others = {
+        mark(renamed, first.ranges),
+        mark(longer, first.ranges),
+        mark(first.path, swapped),
+        mark(first.path, fewer),
+    }
+    assert len(others) == 4 and here not in others
