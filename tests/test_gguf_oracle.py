@@ -13,7 +13,7 @@ from fastcache.moe import load_block
 from fastcache.quant.blocks import blocks_to_float32, is_blocks
 from fastcache.quant.floats import to_float32
 
-ORACLE = Path(__file__).parents[2] / "shared" / "oracle" / "gguf"
+PLACES = (Path(__file__).parent / "data" / "gguf", Path(__file__).parents[2] / "shared" / "oracle" / "gguf")
 KINDS = ("f32", "f16", "bf16", "q8_0", "q4_0", "mxfp4", "q4_k_m", "q5_k", "q2_k", "iq4")
 FILES = [f"{arch}-{kind}" for arch in ("llama", "qwen3moe") for kind in KINDS]
 ROLES = ("gate", "up", "down")
@@ -22,10 +22,10 @@ files = pytest.mark.parametrize("name", FILES)
 
 
 def case(name):
-    path = ORACLE / f"{name}.gguf"
-    if not path.exists():
-        pytest.skip("no ../shared/oracle/gguf")
-    return path
+    for place in PLACES:
+        if (place / f"{name}.gguf").exists():
+            return place / f"{name}.gguf"
+    pytest.skip(f"no {name} in tests/data/gguf or ../shared/oracle/gguf")
 
 
 @functools.cache

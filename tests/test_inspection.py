@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from checkpoints import moe_dir, pattern, qwen, split_experts, st, tensor
 from click.testing import CliRunner
 from ggufs import experts, gguf, moe_pairs, stored, weights
@@ -12,6 +11,7 @@ from fastcache.cli import main
 from fastcache.formats.gguf import read_header
 from fastcache.inspection import inspect_checkpoint
 
+DATA = Path(__file__).parent / "data"
 SHARED = Path(__file__).parents[2] / "shared" / "oracle"
 KEYS = set(
     "path format family moe_layers n_experts top_k expert_bytes token_cycle_bytes extents_per_expert dtypes siblings "
@@ -133,12 +133,11 @@ def test_only_headers_are_read(tmp_path):
     assert inspect_checkpoint(path) == wanted
 
 
-@pytest.mark.parametrize("kind", ["cases", "gguf"])
-def test_every_recorded_checkpoint_that_opens_is_told_in_full(kind):
-    paths = sorted(SHARED.glob("cases/*/*/")) if kind == "cases" else sorted(SHARED.glob("gguf/*.gguf"))
-    paths = [path for path in paths if path.name != "README.md" and "dbrx" not in str(path)]
-    if not paths:
-        pytest.skip("no ../shared/oracle")
+def test_every_recorded_checkpoint_that_opens_is_told_in_full():
+    configs = sorted([*DATA.glob("*/*/config.json"), *SHARED.glob("cases/*/*/config.json")])
+    paths = [config.parent for config in configs if "dbrx" not in config.parts]
+    paths += sorted([*DATA.glob("gguf/*.gguf"), *SHARED.glob("gguf/*.gguf")])
+    assert paths
     for path in paths:
         figures = inspect_checkpoint(path)
         total = figures["expert_bytes"]["total"] + figures["trunk_bytes"]
