@@ -255,6 +255,8 @@ def test_what_is_missing_or_contradicts_itself_is_named(tmp_path):
     refused(CheckpointError, "layer 0 has 4 experts, but its metadata says expert_count 3", experts(0), expert_count=3)
     other = [experts(0)[0], *experts(0, n_experts=3)[1:]]
     refused(CheckpointError, "disagree on the number of experts", other)
+    empty = [(f"blk.0.ffn_{role}_exps.weight", (2**40, 64, 0), "F32", b"") for role in ROLES]
+    refused(CheckpointError, "would be 1099511627776 experts", empty)
     turned = [*experts(0)[:2], stored("blk.0.ffn_down_exps.weight", weights((4, 32, 64), 1))]
     refused(CheckpointError, r"down \[32, 64\] do not fit", turned)
     turned = [

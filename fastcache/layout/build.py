@@ -30,6 +30,7 @@ from fastcache.layout.labels import Part, make_record, role_of
 from fastcache.layout.names import FUSED, Kind, Rows, find_rows
 from fastcache.layout.record import LayerExperts, Layout, Record, TensorInfo
 
+MAX_EXPERTS = 999_999  # of a layer; what tensors per expert can be numbered to
 Spec = tuple[str, tuple[int, ...]]  # dtype, shape
 
 
@@ -188,6 +189,8 @@ def _fused_layer(tables: _Tables, layer: int, group: np.ndarray) -> LayerExperts
         stored = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
         raise CheckpointError(f"{where}: fused tensors disagree on the number of experts: {stored}")
     (count,) = counts
+    if count > MAX_EXPERTS:  # tensors without a byte may have any number of rows
+        raise CheckpointError(f"{where}: {names[0]} {list(shapes[0])} would be {count} experts, above {MAX_EXPERTS}")
     step = tables.nbytes[group] // count
     for name, spec in zip(names, tables.spec[group], strict=True):
         dtype, shape = tables.specs[spec]
