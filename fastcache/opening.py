@@ -37,8 +37,8 @@ def open(
     Parameters
     ----------
     path_or_source : path or ExpertSource
-        A directory or file of safetensors, or an object with keys(), expert_nbytes(key), and extents(key) or
-        read_expert(key).
+        A directory or file of safetensors or GGUF (any part of a split), or an object with keys(), expert_nbytes(key),
+        and extents(key) or read_expert(key).
     budget : int or str, optional
         Bytes of the arena: an integer, "8GiB", "25% of experts", "50% of free", "2 cycles" (token cycles), "all", or
         "auto": all experts if they fit into free memory less the trunk less 15 %, else that much.

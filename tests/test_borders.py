@@ -44,7 +44,7 @@ FASTCACHE = {
     "recording": "errors units settings inventory sizing traces face numpy fastcache_ext",  # of face, the version
     "metrics": "describe errors reports stats store prometheus_client",
     "traces": "errors keys units budget memory layout placement rawread numpy matplotlib fastcache_ext",
-    "quant": "errors numpy ml_dtypes",
+    "quant": "errors formats numpy ml_dtypes gguf",
     "linear": "errors quant numpy",
     "moe": "errors keys units formats layout quant linear predictors store numpy ml_dtypes",
     "__init__": "errors keys sources stats store linear opening",
@@ -52,7 +52,8 @@ FASTCACHE = {
     "rawread": "numpy",
     "demo": "face moe predictors fixture rawread numpy",
     "seed_replay": "face fixture numpy",
-    "cli": "errors units traces fixture demo seed_replay click rich threadpoolctl",
+    "inspection": "errors inventory layout quant numpy",
+    "cli": "errors units traces fixture demo seed_replay inspection click rich threadpoolctl",
     "__main__": "cli",
 }
 # The same for the compiled half. libc and the atomics are open to all of it.

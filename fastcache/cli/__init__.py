@@ -11,6 +11,7 @@ from fastcache.cli.demo import demo
 from fastcache.cli.fixture import fixture
 from fastcache.cli.mrc import mrc
 from fastcache.cli.replay import replay
+from fastcache.cli.inspect import inspect
 from fastcache.cli.replay_seed import replay_seed
 from fastcache.errors import FastcacheError
 
@@ -40,4 +41,5 @@ main.add_command(demo)
 main.add_command(fixture)
 main.add_command(mrc)
 main.add_command(replay)
+main.add_command(inspect)
 main.add_command(replay_seed)

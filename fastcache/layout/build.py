@@ -7,12 +7,13 @@ large checkpoint has half a million tensors. Imports numpy, formats and the othe
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fastcache.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
+from fastcache.formats import ggml
 from fastcache.formats.checkpoint import Checkpoint, open_checkpoint
 from fastcache.formats.dtypes import DTYPES
 from fastcache.layout.families import (
@@ -24,10 +25,12 @@ from fastcache.layout.families import (
     family_of_config,
     family_of_names,
 )
+from fastcache.layout.gguf import config_of_metadata, family_of_metadata, find_gguf_rows
 from fastcache.layout.labels import Part, make_record, role_of
 from fastcache.layout.names import FUSED, Kind, Rows, find_rows
 from fastcache.layout.record import LayerExperts, Layout, Record, TensorInfo
 
+MAX_EXPERTS = 999_999  # of a layer; what tensors per expert can be numbered to
 Spec = tuple[str, tuple[int, ...]]  # dtype, shape
 
 
@@ -42,6 +45,7 @@ class _Tables:
     spec: np.ndarray  # int32 [n], index into specs
     offset: np.ndarray  # int64 [n]
     nbytes: np.ndarray  # int64 [n]
+    blocks: Mapping[str, ggml.Block]  # of GGML's types; empty for other formats
     records: dict[tuple[tuple[int, int, int], ...], Record]  # by (kind, spec, nbytes) of each tensor
 
 
@@ -51,7 +55,8 @@ def build_layout(path: str | os.PathLike[str]) -> Layout:
     Parameters
     ----------
     path : path-like
-        A directory or a safetensors file, see `fastcache.formats.checkpoint.open_checkpoint`, whose errors this raises.
+        A directory, a safetensors or a GGUF file, see `fastcache.formats.checkpoint.open_checkpoint`, whose errors this
+        raises.
 
     Returns
     -------
@@ -74,10 +79,14 @@ def build_layout(path: str | os.PathLike[str]) -> Layout:
 
 def layout_of(checkpoint: Checkpoint) -> Layout:
     """Return the layout of an opened checkpoint; see `build_layout`."""
-    family = family_of_config(checkpoint.config)
-    rows = find_rows(checkpoint.headers, FAMILIES if family is None else (family,))
-    if family is None:
-        family = family_of_names({(kind.block, kind.stored) for kind in rows.kinds})
+    if checkpoint.format == "gguf":
+        family = family_of_metadata(checkpoint.config)
+        checkpoint = replace(checkpoint, config=config_of_metadata(checkpoint.config, family))
+        rows = find_gguf_rows(checkpoint.headers)
+    else:
+        known = family_of_config(checkpoint.config)
+        rows = find_rows(checkpoint.headers, FAMILIES if known is None else (known,))
+        family = known or family_of_names({(kind.block, kind.stored) for kind in rows.kinds})
     rows = rows.where(_served(rows, config_count(checkpoint.config, ("num_hidden_layers",))))
     tables = _tables(checkpoint, family, rows)
     expected = config_count(checkpoint.config, family.n_experts)
@@ -94,6 +103,8 @@ def layout_of(checkpoint: Checkpoint) -> Layout:
             used.append(its_rows)
     if not layers:
         raise UnsupportedCheckpoint(f"{checkpoint.path}: {_no_experts_text(checkpoint)}")
+    if checkpoint.format == "gguf":
+        _check_roles(checkpoint, layers)
     return Layout(
         family=family.name,
         top_k=config_count(checkpoint.config, family.top_k),
@@ -102,6 +113,7 @@ def layout_of(checkpoint: Checkpoint) -> Layout:
         trunk=_trunk(checkpoint, rows, np.concatenate(used)),
         config=checkpoint.config,
         not_indexed=checkpoint.not_indexed,
+        format=checkpoint.format,
     )
 
 
@@ -125,7 +137,8 @@ def _tables(checkpoint: Checkpoint, family: Family, rows: Rows) -> _Tables:
         to_global = np.array([number.setdefault(each, len(number)) for each in header.specs], np.int32)
         if len(at):
             spec[mine], offset[mine], nbytes[mine] = to_global[header.spec[at]], header.offset[at], header.nbytes[at]
-    return _Tables(checkpoint.path, family, rows, list(number), spec, offset, nbytes, {})
+    blocks = ggml.blocks() if checkpoint.format == "gguf" else {}
+    return _Tables(checkpoint.path, family, rows, list(number), spec, offset, nbytes, blocks, {})
 
 
 def _layer(tables: _Tables, layer: int, group: np.ndarray) -> tuple[LayerExperts, np.ndarray] | None:
@@ -152,7 +165,10 @@ def _fused_rows(tables: _Tables, group: np.ndarray) -> np.ndarray:
     rows, family = tables.rows, tables.family
     kinds = [rows.kinds[kind] for kind in rows.kind[group]]
     shapes = [tables.specs[spec][1] for spec in tables.spec[group]]
-    in_row = [kind.block == family.block and kind.stored in family.fused for kind in kinds]
+    in_row = [
+        kind.block == family.block and (kind.stored in family.fused or kind.stored.partition(".")[0] in family.stacked)
+        for kind in kinds
+    ]
     stacked = {shape[0] for shape, known in zip(shapes, in_row, strict=True) if shape and (known or len(shape) >= 3)}
     keep = [known or (len(shape) >= 2 and shape[0] in stacked) for shape, known in zip(shapes, in_row, strict=True)]
     kept: np.ndarray = group[np.array(keep, bool)]
@@ -173,10 +189,12 @@ def _fused_layer(tables: _Tables, layer: int, group: np.ndarray) -> LayerExperts
         stored = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
         raise CheckpointError(f"{where}: fused tensors disagree on the number of experts: {stored}")
     (count,) = counts
+    if count > MAX_EXPERTS:  # tensors without a byte may have any number of rows
+        raise CheckpointError(f"{where}: {names[0]} {list(shapes[0])} would be {count} experts, above {MAX_EXPERTS}")
     step = tables.nbytes[group] // count
     for name, spec in zip(names, tables.spec[group], strict=True):
         dtype, shape = tables.specs[spec]
-        bits = DTYPES[dtype].bits if dtype in DTYPES else 8
+        bits = DTYPES[dtype].bits if dtype in DTYPES else 8  # rows of blocks end on a byte
         if int(np.prod(shape[1:], dtype=object)) * bits % 8:
             raise UnsupportedCheckpoint(f"{where}: experts of {name} {dtype} {list(shape)} do not end on a byte")
     record = _record(tables, group, step, where, pieces=True)
@@ -240,7 +258,10 @@ def _record(tables: _Tables, at: np.ndarray, nbytes: np.ndarray, where: str, *, 
         parts = []
         for kind, spec, size in key:
             dtype, shape = tables.specs[spec]
-            parts.append(Part(tables.rows.kinds[kind].stored, pieces, dtype, shape[1:] if pieces else shape, size))
+            stored = tables.rows.kinds[kind].stored
+            fused = pieces and stored.partition(".")[0] not in tables.family.stacked
+            block = None if dtype in DTYPES else tables.blocks.get(dtype)
+            parts.append(Part(stored, fused, dtype, shape[1:] if pieces else shape, size, block))
         in_block = _in_block(tables.family, tables.rows.kinds[kinds[0]])
         tables.records[key] = make_record(tables.family, in_block, parts, where)
     return tables.records[key]
@@ -279,11 +300,33 @@ def _check_count(checkpoint: Checkpoint, family: Family, layer: int, count: int,
     if expected is None or count == expected:
         return
     key = next(key for key in family.n_experts if config_count(checkpoint.config, (key,)) is not None)
-    text = f"{checkpoint.path}: layer {layer} has {count} experts, but config.json says {key} {expected}"
+    says = "its metadata says expert_count" if checkpoint.format == "gguf" else f"config.json says {key}"
+    text = f"{checkpoint.path}: layer {layer} has {count} experts, but {says} {expected}"
     if count < expected:
         hint = "; it is one file of several, open its directory" if os.path.isfile(checkpoint.path) else ""
         raise MissingTensor(text + hint)
     raise CheckpointError(text)
+
+
+def _check_roles(checkpoint: Checkpoint, layers: Mapping[int, LayerExperts]) -> None:
+    """Raise if the experts of a layer lack up, down, or a role that those of another layer have.
+
+    Tensors per expert are held to their siblings; a merged tensor has none in its own layer.
+    """
+    roles = {
+        layer: set.intersection(
+            *({view.label.partition(".")[0] for view in record.views} for record in experts.records)
+        )
+        for layer, experts in layers.items()
+    }
+    wanted = set.union({"up", "down"}, *roles.values()) & {"gate", "up", "down"}
+    for layer, mine in roles.items():
+        if lost := wanted - mine:
+            others = sum(lost <= each for each in roles.values())
+            raise MissingTensor(
+                f"{checkpoint.path}: layer {layer}: missing blk.{layer}.ffn_{sorted(lost)[0]}_exps.weight, present for "
+                f"{others} of {len(layers)} layers"
+            )
 
 
 def _no_experts_text(checkpoint: Checkpoint) -> str:

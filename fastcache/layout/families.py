@@ -37,6 +37,7 @@ class Family:
     block: str = "mlp.experts"  # path inside a layer, up to the expert's number or to the fused tensor's name
     roles: Mapping[str, str] = field(default_factory=dict)  # per-expert module -> "gate", "up", "down"
     fused: Mapping[str, Fused] = field(default_factory=dict)  # stored name after `block` -> how to read it
+    stacked: frozenset[str] = frozenset()  # modules of `roles` that are tensors [E, out, in], of one role each
     n_experts: tuple[str, ...] = ("num_experts", "num_local_experts")  # config keys, the first present wins
     top_k: tuple[str, ...] = ("num_experts_per_tok",)
     signature: tuple[str, ...] = ()  # stored names after `block`; any of them tells the family without a config

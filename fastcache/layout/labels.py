@@ -3,17 +3,22 @@
 Plain "gate", "up" [inter, hidden] and "down" [hidden, inter] exist only where the stored numbers are the weights (F32,
 F16, BF16 without a scale), always as views without a copy. Encoded tensors stand under role + stored suffix, fused ones
 under their own name, and the plain label is then refused with a text that says what to use. Knows no file.
-Imports numpy, formats.dtypes, layout.families and layout.record.
+Imports numpy, formats, layout.families and layout.record.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from fastcache.errors import CheckpointError
+from fastcache.formats import ggml
 from fastcache.formats.dtypes import DTYPES, SELF_CONTAINED, carrier_shape
+from fastcache.formats.ggml import Block
 from fastcache.layout.families import UNKNOWN, Family, Fused
 from fastcache.layout.record import Record, StoredTensor, View
 
@@ -28,6 +33,7 @@ class Part(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    block: Block | None = None  # of a GGML type; the last axis of the array is then bytes
 
 
 def make_record(family: Family, in_block: bool, parts: Sequence[Part], where: str) -> Record:
@@ -53,22 +59,22 @@ def make_record(family: Family, in_block: bool, parts: Sequence[Part], where: st
     refused: dict[str, str] = {}
     for part in parts:
         label = part.stored if part.fused else _label(family, in_block, part, encoded)
-        known = part.dtype in DTYPES
-        align = DTYPES[part.dtype].carrier.itemsize if known else 1
+        dtype, shape = _carrier(part)
+        align = dtype.itemsize if dtype is not None else 1
         tensors.append(StoredTensor(label, part.dtype, part.shape, part.nbytes, align))
-        if not known:
+        if dtype is None:
             refused[label] = f"{label!r} has dtype {part.dtype}, which this version does not know; its bytes are served"
             continue
-        shape = carrier_shape(part.dtype, part.shape, part.nbytes)
-        views.append(View(label, len(tensors) - 1, 0, DTYPES[part.dtype].carrier, shape, _contiguous(shape, align)))
+        views.append(View(label, len(tensors) - 1, 0, dtype, shape, _contiguous(shape, align)))
         how = family.fused.get(part.stored) if part.fused and in_block else None
-        if how is not None and not how.encoded and part.dtype in SELF_CONTAINED:
+        if how is not None and not how.encoded and (part.dtype in SELF_CONTAINED or part.block):
             views.extend(_fused_views(how, part, len(tensors) - 1, align, where))
     labels = [tensor.label for tensor in tensors]
     if len(set(labels)) != len(labels):
         raise CheckpointError(f"{where}: two tensors would have the same label, among {', '.join(labels)}")
     views.sort(key=_view_order)
     _check_fit(views, where)
+    _check_blocks(views, parts, where)
     for role in ROLES:
         if all(view.label != role for view in views):
             refused[role] = _why_refused(role, family, in_block, parts, labels)
@@ -101,9 +107,12 @@ def _label(family: Family, in_block: bool, part: Part, encoded: set[str | None])
 
 
 def _fused_views(how: Fused, part: Part, tensor: int, itemsize: int, where: str) -> Iterable[View]:
-    """Labelled parts of a fused tensor: transpose to [out, in], then deal its rows out."""
-    shape, strides = part.shape, _contiguous(part.shape, itemsize)
-    for number, label in enumerate(how.roles):
+    """Labelled parts of a fused tensor: transpose to [out, in], then deal its rows out. Blocks stay in their rows."""
+    dtype, shape = _carrier(part)
+    assert dtype is not None
+    strides = _contiguous(shape, itemsize)
+    for number, role in enumerate(how.roles):
+        label = f"{role}.weight" if part.block and "." not in role else role
         axes = 1 if label.endswith(".bias") else 2
         if len(shape) != axes:
             raise CheckpointError(f"{where}: {part.stored} is {list(shape)} per expert; {axes} axes are expected")
@@ -116,7 +125,17 @@ def _fused_views(how: Fused, part: Part, tensor: int, itemsize: int, where: str)
             raise CheckpointError(f"{where}: {part.stored} is {list(shape)}: {turned[0]} rows are not gate and up")
         step = steps[0] * (len(how.roles) if how.interleaved else 1)
         offset = number * steps[0] * (1 if how.interleaved else rows)
-        yield View(label, tensor, offset, DTYPES[part.dtype].carrier, (rows, *turned[1:]), (step, *steps[1:]))
+        yield View(label, tensor, offset, dtype, (rows, *turned[1:]), (step, *steps[1:]))
+
+
+def _carrier(part: Part) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
+    """Dtype and shape of an array over the whole part; no dtype if the type is unknown."""
+    if part.block is not None:
+        *rows, width = part.shape or (1,)
+        return ggml.carrier(part.dtype), (*rows, width // part.block.elements * part.block.nbytes)
+    if part.dtype not in DTYPES:
+        return None, (part.nbytes,)
+    return DTYPES[part.dtype].carrier, carrier_shape(part.dtype, part.shape, part.nbytes)
 
 
 def _contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -136,6 +155,21 @@ def _check_fit(views: Iterable[View], where: str) -> None:
     if len(set(turned.values())) > 1:
         shapes = ", ".join(f"{label} {list(shape)}" for label, shape in seen.items())
         raise CheckpointError(f"{where}: {shapes} do not fit each other as [inter, hidden] and [hidden, inter]")
+
+
+def _check_blocks(views: Iterable[View], parts: Iterable[Part], where: str) -> None:
+    """The same for arrays whose rows are blocks: by elements, not by bytes."""
+    sizes = {part.dtype: part.block for part in parts if part.block is not None}
+    seen: list[View] = []
+    for view in views:
+        role, _, suffix = view.label.partition(".")
+        block = sizes.get(ggml.type_of(view.dtype) or "")
+        if role in ROLES and suffix == "weight" and block is not None and len(view.shape) == 2:
+            elements = view.shape[1] // block.nbytes * block.elements
+            seen.append(replace(view, label=role, shape=(view.shape[0], elements)))
+        elif view.label in ROLES:
+            seen.append(view)
+    _check_fit(seen, where)
 
 
 def _why_refused(role: str, family: Family, in_block: bool, parts: Sequence[Part], labels: Sequence[str]) -> str:

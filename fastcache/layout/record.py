@@ -18,7 +18,7 @@ class StoredTensor:
     """One tensor of an expert as the file holds it."""
 
     label: str  # unique within the expert: "gate", "gate.weight_packed", "gate_up_proj", ...
-    dtype: str  # the format's own name: "BF16", "F8_E4M3", "U8", ...
+    dtype: str  # the format's own name: "BF16", "F8_E4M3", "U8", "Q4_K", ...
     shape: tuple[int, ...]  # of this expert's part alone
     nbytes: int  # contiguous bytes in the file; may be 0
     align: int  # bytes: what a numpy view of it needs (itemsize of the carrier dtype)
@@ -97,5 +97,6 @@ class Layout:
     files: tuple[str, ...]  # absolute paths
     layers: Mapping[int, LayerExperts]  # MoE layers only, ascending
     trunk: Mapping[str, TensorInfo]  # by on-disk name
-    config: Mapping[str, Any]  # config.json, or {}
-    not_indexed: tuple[str, ...] = ()  # absolute paths of files in the directory that the index does not name
+    config: Mapping[str, Any]  # config.json, or {}; of GGUF, its metadata by the same keys
+    not_indexed: tuple[str, ...] = ()  # absolute paths of files in the directory that are not of the checkpoint
+    format: str = "safetensors"  # or "gguf"

@@ -7,6 +7,7 @@ Imports errors, layout, and the rest of moe.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Literal, TypeAlias
@@ -19,16 +20,18 @@ from fastcache.layout.build import build_layout
 from fastcache.layout.record import Layout, Record
 from fastcache.linear import linear
 from fastcache.moe.arrival import Experts, arriving
-from fastcache.moe.families import Ffn, forward_of
+from fastcache.moe.families import ROLES, Ffn, Forward, forward_of
 from fastcache.moe.ffn import swiglu
 from fastcache.moe.gate import Gate
 from fastcache.moe.resident import ResidentExperts, layer_experts
 from fastcache.moe.routers import Routing, sigmoid
 from fastcache.moe.speculator import Speculator
 from fastcache.moe.trunk import layer_tensor
+from fastcache.quant.blocks import decoder_of, is_blocks
 from fastcache.quant.floats import is_plain
 
 F32: TypeAlias = NDArray[np.float32]
+_MOE_NAME = re.compile(r"ffn_gate_inp|exp_probs|ffn_.*(_shexp|exps|_latent)")  # GGUF's, after "blk.L."
 
 
 class MoEBlock:
@@ -182,13 +185,15 @@ def load_block(
     if isinstance(experts, str) and experts != "resident":
         raise ValueError(f'experts is a store or "resident", not {experts!r}')
     layout = path if isinstance(path, Layout) else build_layout(path)
-    row = forward_of(layout.family)
+    row = forward_of(layout.family, layout.format)
     located = layer_experts(layout, layer)
     for record in located.records:
         _check_plain(record, layout.family)
     top_k = layout.top_k
     if not top_k or top_k > len(located):
         raise UnsupportedCheckpoint(f"config.json: top-k is {top_k} and the layer has {len(located)} experts")
+    if layout.format == "gguf":
+        _check_names(layout, layer, row)
     router_weight = layer_tensor(layout, layer, row.router_weight)
     if router_weight.ndim != 2 or len(router_weight) != len(located):
         raise UnsupportedCheckpoint(
@@ -205,8 +210,7 @@ def load_block(
         raise UnsupportedCheckpoint(f"config.json: {error}") from error
     shared = None
     if row.has_shared(layout.config):
-        names = {label: f"{row.shared}.{label}_proj.weight" for label in ("gate", "up", "down")}
-        shared = {label: layer_tensor(layout, layer, name) for label, name in names.items()}
+        shared = {role: layer_tensor(layout, layer, str(row.shared).format(role)) for role in ROLES}
     return MoEBlock(
         layer=layer,
         family=layout.family,
@@ -215,16 +219,37 @@ def load_block(
         gate=Gate(router_weight, optional(row.router_bias), router),
         ffn=row.ffn(layout.config),
         shared=shared,
-        shared_gate=None if shared is None else optional(row.shared_gate),
+        shared_gate=None if shared is None else _as_row(optional(row.shared_gate)),
         speculator=speculator,
     )
 
 
+def _as_row(array: F32 | None) -> F32 | None:
+    """[1, hidden], of which GGUF keeps [hidden]."""
+    return None if array is None else array.reshape(1, -1)
+
+
+def _check_names(layout: Layout, layer: int, row: Forward) -> None:
+    """Refuse a layer of a GGUF file with MoE tensors that the row knows nothing of: the output would lack them."""
+    known = row.names()
+    found = [name.removeprefix(f"blk.{layer}.") for name in layout.trunk if name.startswith(f"blk.{layer}.")]
+    more = sorted(name for name in found if _MOE_NAME.match(name) and name not in known)
+    if more:
+        raise UnsupportedCheckpoint(
+            f"layer {layer}: the NumPy forward of {layout.family!r} does not compute with {', '.join(more)}, which "
+            f"this file has; the bytes are served: use fastcache.open and your own forward"
+        )
+
+
 def _check_plain(record: Record, family: str) -> None:
-    plain = {view.label for view in record.views if is_plain(view.dtype)}
-    if not {"gate", "up", "down"} <= plain:
+    usable = {view.label for view in record.views if is_plain(view.dtype)}
+    for view in record.views:
+        if is_blocks(view.dtype):
+            decoder_of(view.dtype)
+            usable.add(view.label.removesuffix(".weight"))
+    if not usable.issuperset(ROLES):
         stored = ", ".join(f"{tensor.label} {tensor.dtype}" for tensor in record.tensors)
         raise UnsupportedCheckpoint(
-            f"the NumPy forward of {family!r} needs experts in F32, F16 or BF16; these are stored as {stored}. "
-            f"The bytes are served: use fastcache.open and decode them yourself"
+            f"the NumPy forward of {family!r} needs experts in F32, F16, BF16 or GGML's types; these are stored "
+            f"as {stored}. The bytes are served: use fastcache.open and decode them yourself"
         )

@@ -7,7 +7,7 @@ Owns the table and how a row reads config.json. Knows no bytes and no store. Imp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -24,6 +24,8 @@ Config: TypeAlias = Mapping[str, Any]
 Router: TypeAlias = Callable[[F32], routers.Routing]  # logits [T, E] -> experts, weights [T, k]
 Ffn: TypeAlias = Callable[[F32, Arrays], F32]  # x [T, hidden], expert -> [T, hidden]
 
+ROLES: Final = ("gate", "up", "down")
+
 
 @dataclass(frozen=True, slots=True)
 class Forward:
@@ -34,9 +36,27 @@ class Forward:
     ffn: Callable[[Config], Ffn]
     router_bias: str | None = None  # [E], added to the logits
     choice_bias: str | None = None  # [E], added to the scores for choosing only
-    shared: str | None = None  # prefix of the shared expert's {gate,up,down}_proj.weight
+    shared: str | None = None  # the shared expert's tensors; {} is gate, up, down
     shared_gate: str | None = None  # [1, hidden]; its sigmoid scales the shared expert
     shared_if: str = ""  # config key that is there and 0 or null when there is no shared expert
+
+    def as_gguf(self) -> Forward:
+        """Return the same with GGUF's names, which are those after "blk.L."."""
+        return replace(
+            self,
+            router_weight="ffn_gate_inp.weight",
+            router_bias=self.router_bias and "ffn_gate_inp.bias",
+            choice_bias=self.choice_bias and "exp_probs_b.bias",
+            shared=self.shared and "ffn_{}_shexp.weight",
+            shared_gate=self.shared_gate and "ffn_gate_inp_shexp.weight",
+        )
+
+    def names(self) -> set[str]:
+        """Return every tensor of a layer that the row computes with, but the routed experts."""
+        shared = [self.shared.format(role) for role in ROLES] if self.shared else []
+        return {*shared} | {
+            name for name in (self.router_weight, self.router_bias, self.choice_bias, self.shared_gate) if name
+        }
 
     def has_shared(self, config: Config) -> bool:
         """Say whether a checkpoint of the family with this config.json has a shared expert."""
@@ -46,8 +66,8 @@ class Forward:
         )
 
 
-def forward_of(family: str) -> Forward:
-    """Return the row of a family.
+def forward_of(family: str, format: str = "safetensors") -> Forward:
+    """Return the row of a family, its tensor names as the format has them.
 
     Raises
     ------
@@ -60,7 +80,7 @@ def forward_of(family: str) -> Forward:
             f"the NumPy forward is not available for the family {family!r}, only for {', '.join(sorted(FORWARDS))}; "
             f"the bytes are served: use fastcache.open and your own forward"
         )
-    return row
+    return row if format == "safetensors" else row.as_gguf()
 
 
 def _value(config: Config, key: str, default: Any) -> Any:
@@ -137,21 +157,25 @@ FORWARDS: Final[Mapping[str, Forward]] = {
         "mlp.gate.weight",
         _softmax_norm_topk_prob,
         _swiglu,
-        shared="mlp.shared_expert",
+        shared="mlp.shared_expert.{}_proj.weight",
         shared_gate="mlp.shared_expert_gate.weight",
         shared_if="shared_expert_intermediate_size",
     ),
     "qwen3_moe": Forward("mlp.gate.weight", _softmax_norm_topk_prob, _swiglu),
     "olmoe": Forward("mlp.gate.weight", _softmax_norm_topk_prob, _swiglu),
     "deepseek_v2": Forward(
-        "mlp.gate.weight", _deepseek_v2, _swiglu, shared="mlp.shared_experts", shared_if="n_shared_experts"
+        "mlp.gate.weight",
+        _deepseek_v2,
+        _swiglu,
+        shared="mlp.shared_experts.{}_proj.weight",
+        shared_if="n_shared_experts",
     ),
     "deepseek_v3": Forward(  # Kimi K2 too
         "mlp.gate.weight",
         _deepseek_v3,
         _swiglu,
         choice_bias="mlp.gate.e_score_correction_bias",
-        shared="mlp.shared_experts",
+        shared="mlp.shared_experts.{}_proj.weight",
         shared_if="n_shared_experts",
     ),
     "gpt_oss": Forward("mlp.router.weight", _topk_softmax, _clamped_swiglu, router_bias="mlp.router.bias"),

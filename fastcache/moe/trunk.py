@@ -1,6 +1,6 @@
 """Tensors that belong to no routed expert, read from the checkpoint as float32.
 
-Owns reading one trunk tensor by layer and name. Knows no family. Imports errors, layout.record, quant.
+Owns reading one trunk tensor by layer and name. Knows no family. Imports errors, formats.ggml, layout.record, quant.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcache.errors import CheckpointTruncated, MissingTensor, UnsupportedCheckpoint
+from fastcache.formats import ggml
 from fastcache.layout.record import Layout, TensorInfo
+from fastcache.quant.blocks import blocks_to_float32, is_blocks
 from fastcache.quant.floats import BFLOAT16, to_float32
 
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
@@ -29,12 +31,14 @@ def layer_tensor(layout: Layout, layer: int, name: str) -> NDArray[np.float32]:
     layout : Layout
     layer : int
     name : str
-        On-disk name after "model.layers.L."; a longer prefix, as multimodal checkpoints have, is found too.
+        On-disk name after "model.layers.L.", or after "blk.L." in GGUF; a longer prefix, as multimodal checkpoints
+        have, is found too.
 
     Returns
     -------
     ndarray, float32, C-contiguous, read-only
-        Of the stored shape. Converted once: twice the bytes of a stored bfloat16 or float16 tensor.
+        Of the stored shape. Converted once: twice the bytes of a stored bfloat16 or float16 tensor, two to sixteen
+        times those of GGML's types.
 
     Raises
     ------
@@ -45,7 +49,7 @@ def layer_tensor(layout: Layout, layer: int, name: str) -> NDArray[np.float32]:
     CheckpointTruncated
         The file ends before the tensor does.
     """
-    full = f"model.layers.{layer}.{name}"
+    full = f"blk.{layer}.{name}" if layout.format == "gguf" else f"model.layers.{layer}.{name}"
     info = layout.trunk.get(full)
     if info is None:
         found = [other for other in layout.trunk if other.endswith(f".{full}")]
@@ -60,14 +64,19 @@ def layer_tensor(layout: Layout, layer: int, name: str) -> NDArray[np.float32]:
 
 def _read(layout: Layout, info: TensorInfo) -> NDArray[np.float32]:
     dtype = _DTYPES.get(info.dtype)
+    if dtype is None and layout.format == "gguf":
+        dtype = ggml.carrier(info.dtype)
     if dtype is None:
         raise UnsupportedCheckpoint(
-            f"{info.name!r} is stored as {info.dtype}; this version computes with F32, F16 and BF16 tensors only"
+            f"{info.name!r} is stored as {info.dtype}; this version computes with F32, F16, BF16 and GGML's types only"
         )
     path = layout.files[info.file]
     raw = np.fromfile(path, np.uint8, count=info.nbytes, offset=info.offset)
     if raw.nbytes != info.nbytes:
         raise CheckpointTruncated(f"{path}: {info.name!r} needs {info.nbytes} bytes at {info.offset}, got {raw.nbytes}")
-    array = to_float32(raw.view(dtype).reshape(info.shape))
+    if is_blocks(dtype):
+        array = blocks_to_float32(raw.view(dtype).reshape(*info.shape[:-1], -1))
+    else:
+        array = to_float32(raw.view(dtype).reshape(info.shape))
     array.flags.writeable = False
     return array
