@@ -9,9 +9,9 @@ import click
 from fastcache.cli.advise import advise
 from fastcache.cli.demo import demo
 from fastcache.cli.fixture import fixture
+from fastcache.cli.inspect import inspect
 from fastcache.cli.mrc import mrc
 from fastcache.cli.replay import replay
-from fastcache.cli.inspect import inspect
 from fastcache.cli.replay_seed import replay_seed
 from fastcache.errors import FastcacheError
 
