@@ -6,9 +6,10 @@ Experts of 4.5 MiB in the 3 GiB file of streaming.py, read once before. Arms of 
 own; rounds with more than 5 % steal do not count. Medians over the rounds that do.
 
 delay    one demand at a time, every 10 ms or so: on an idle store; and while guesses have the device's free time.
-hostile  eight experts a layer, 24 layers round and round, cache of 96: without prefetch; with one always wrong.
-perfect  the same beside compute: nothing prefetched (the sum); the next layer's experts prefetched.
-         Against the longer of compute alone and reads alone.
+hostile  eight experts a layer, 24 layers round and round, cache of 96: without prefetch; with guesses that are
+         always wrong, of experts that nobody ever asks for.
+perfect  the same beside compute, which is the longer: nothing prefetched (the sum); the next layer's experts
+         prefetched. Against the longer of compute alone and reads alone.
 """
 
 from __future__ import annotations
@@ -77,21 +78,19 @@ def delay(path: Path, engine: str, arm: str, seconds: float = 4.0) -> dict[str, 
     }
 
 
-def schedule(rng: random.Random, tokens: int) -> list[tuple[int, list[int]]]:
-    return [(layer, rng.sample(range(PER_LAYER), TOP_K)) for _ in range(tokens) for layer in range(LAYERS)]
+def schedule(rng: random.Random, tokens: int, experts: int = PER_LAYER) -> list[tuple[int, list[int]]]:
+    return [(layer, rng.sample(range(experts), TOP_K)) for _ in range(tokens) for layer in range(LAYERS)]
 
 
 def hostile(path: Path, engine: str, arm: str, tokens: int = 20) -> dict[str, Any]:
-    visits = schedule(random.Random(), tokens)
-    rng = random.Random()
+    asked = PER_LAYER - TOP_K
+    visits = schedule(random.Random(), tokens, asked)
     with open_store(path, engine) as store:
         store.acquire_many(0, range(TOP_K)).release()
         before, start = store.stats(), time.perf_counter()
         for i, (layer, wanted) in enumerate(visits):
             if arm == "hostile" and i + 1 < len(visits):
-                then, right = visits[i + 1]
-                wrong = [e for e in range(PER_LAYER) if e not in right]
-                store.prefetch(then, rng.sample(wrong, TOP_K))
+                store.prefetch(visits[i + 1][0], range(asked, PER_LAYER))
             store.acquire_many(layer, wanted).release()
         seconds = time.perf_counter() - start
         did = store.stats() - before
@@ -137,7 +136,7 @@ def perfect(path: Path, engine: str, arm: str, tokens: int = 4) -> dict[str, Any
     }
 
 
-COMPUTE, ROWS = 1024, 12
+COMPUTE, ROWS = 1024, 40
 OUT: Any = None
 
 
