@@ -72,6 +72,7 @@ ctypedef struct fc_load:        # one expert on its way into one destination
     int32_t landing         # 1 while its bytes are checked and moved, outside the mutex
     int32_t moves           # 1 if an extent has a shift
     int32_t ops             # reads in the hands of the engine
+    int32_t torn            # 1: a read of it was stopped and dropped; bytes before the cursor are missing
     int32_t extent          # cursor: next extent to cut
     int64_t cut             # cursor: bytes of that extent's window already cut
     int64_t payload         # bytes of payload in all extents

@@ -15,7 +15,8 @@ from fastcache_ext.evidence cimport (
 from fastcache_ext.files cimport file_check
 from fastcache_ext.ioqueue cimport (
     FC_AGAIN, FC_CANCEL_NOT, FC_DEMAND, FC_ECANCELLED, FC_ECHANGED, FC_ECLOSED, FC_FINISHED, FC_GUESS, FC_STOP, fc_extent,
-    fc_load, fc_op, fc_port, op_settle, queue_empty, queue_next, queue_settled, queue_unlink,
+    fc_load, fc_op, fc_port, op_settle, queue_empty, queue_next, queue_push,
+    queue_settled, queue_unlink,
 )
 from fastcache_ext.monitor cimport (
     FC_MODE_DEMAND, FC_NODE_FAILED, FC_NODE_HELD, fc_core, fc_node, fc_wait, node_set,
@@ -308,6 +309,7 @@ cdef int port_settle(void *ctx, fc_op *op, int64_t res) noexcept nogil:
             pthread_mutex_unlock(&c.mutex)
             return FC_AGAIN
         verdict = FC_FINISHED
+        load.torn = 1
     count_settled(&c.counters, op)
     queue_settled(&c.queue, op)
     if op.klass == FC_GUESS:
@@ -323,7 +325,13 @@ cdef int port_settle(void *ctx, fc_op *op, int64_t res) noexcept nogil:
     op.load = NULL
     op.next = c.free_ops
     c.free_ops = op
-    if load.ops == 0 and not load.queued:
+    if load.ops == 0 and not load.queued and load.torn and load.error == 0 and not c.closing:
+        load.torn = load.extent = 0     # stopped, and wanted again before the last of its reads was over
+        load.cut = 0
+        queue_push(&c.queue, load)
+    elif load.ops == 0 and not load.queued:
+        if load.torn and load.error == 0:
+            load.error = FC_ECLOSED
         land(c, load)
     if c.idle > 0 and not queue_empty(&c.queue):
         pthread_cond_broadcast(&c.work)     # guesses that waited for their share

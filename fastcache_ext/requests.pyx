@@ -180,7 +180,7 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
             evidence_joined(&c.evidence, load.slot)
         count_end(n)
         if load.joins == 0:
-            load.early = load_cut(load)
+            load.early = 0 if load.torn else load_cut(load)
         load.joins += 1
         load.joined[n.phase] += 1
         other = <fc_node *>load.waiters
@@ -190,7 +190,7 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
             other = other.next
     if load.error == FC_ECANCELLED:
         load.error = 0                      # cancelled but not gone: wanted after all
-        if load.extent < load.n_extents:
+        if load.extent < load.n_extents and not load.torn:     # else it is read anew, once its reads are over
             queue_push(&c.queue, load)
     node.since_ns = fc_now_ns()
     node.phase = n.phase
@@ -252,7 +252,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     load.klass = FC_GUESS if w.mode == FC_MODE_GUESS else FC_DEMAND
     load.origin = origin
     load.generation = c.generation
-    load.queued = load.landing = load.moves = load.ops = load.extent = load.error = load.joins = load.waits = 0
+    load.queued = load.landing = load.moves = load.ops = load.torn = load.extent = load.error = load.joins = load.waits = 0
     load.joined[0] = load.joined[1] = load.joined[2] = 0
     load.phase = node.phase = n.phase
     load.cut = load.payload = load.early = 0

@@ -1,6 +1,5 @@
 """Reads of guesses: how many at once, with which priority, and how they are stopped, in the queue and in the kernel."""
 
-import contextlib
 import errno
 import os
 import random
@@ -199,6 +198,42 @@ def test_a_read_that_is_wanted_again_is_read_again_where_it_was_stopped(experts,
         counted(store, late_joins_ok=1, prefetch_cancelled=0, prefetch_loads=1)
 
 
+@pytest.mark.parametrize("res", [-errno.ECANCELED, -errno.EINTR])
+@pytest.mark.parametrize("again", [False, True])
+def test_an_expert_of_which_one_read_was_stopped_and_others_were_not_is_read_anew(experts, res, again):
+    with scripted(experts, slots=4, chunk=4096, guess_bytes=3 * 4096) as (store, engine):
+        handle = store.prefetch(0, [3])
+        ops = engine.take()
+        assert len(ops) == 3 and handle.cancel()
+        assert engine.settle(ops[0].id, res)  # its bytes are missing, and the cursor is past them
+        if again:  # a guess wants it, and changes its mind too
+            store.prefetch(0, [3])
+            handle.cancel()
+        caller = Caller(store.acquire, 0, 3)
+        until(lambda: store.stats().joins == 1)
+        assert not engine.take()  # never two reads into one place
+        run_dry(engine)
+        assert experts.right((0, 3), caller.result())
+        counted(store, late_joins_ok=1, prefetch_cancelled=0, prefetch_loads=1)
+
+
+def test_close_does_not_take_up_again_what_was_stopped(experts):
+    with scripted(experts, slots=4, chunk=4096, guess_bytes=3 * 4096) as (store, engine):
+        handle = store.prefetch(0, [3])
+        ops = engine.take()
+        handle.cancel()
+        engine.settle(ops[0].id, -errno.ECANCELED)
+        caller = Caller(store.acquire, 0, 3)
+        until(lambda: store.stats().joins == 1)
+        closing = Caller(store.close)
+        until(lambda: not store._is_open())
+        for op in ops[1:]:
+            engine.fill(op.id)
+        closing.result()
+        assert isinstance(caller.error(), fastcache.StoreClosed)
+        counted(store, prefetch_cancelled=1, join_failures=1)
+
+
 @pytest.mark.parametrize("res", [-errno.EINTR, -errno.EAGAIN, 4096])
 def test_a_stopped_read_that_made_some_way_is_not_taken_up_again(experts, res):
     with scripted(experts, slots=4) as (store, engine):
@@ -235,7 +270,8 @@ def test_storms_of_guesses_joins_cancels_and_faults_add_up(experts):
                     handles.pop(rng.randrange(len(handles))).cancel()
                 elif act == 3 and len(callers) < 2:
                     before = store.stats().requests
-                    callers.append(Caller(store.acquire, rng.randrange(2), rng.randrange(12)))
+                    key = rng.randrange(2), rng.randrange(12)
+                    callers.append((key, Caller(store.acquire, *key)))
                     until(lambda store=store, before=before: store.stats().requests > before)
                 engine.take(rng.randrange(4))
                 for id in rng.sample(engine.in_hand, rng.randrange(len(engine.in_hand) + 1)):
@@ -246,13 +282,14 @@ def test_storms_of_guesses_joins_cancels_and_faults_add_up(experts):
                         engine.settle(id, rng.choice([-errno.EIO, -errno.EINTR, 0]))
                     else:
                         engine.fill(id)
-                callers = [caller for caller in callers if not caller.done()]
+                for key, caller in [(key, caller) for key, caller in callers if caller.done()]:
+                    assert caller.error() or experts.right(key, caller.result())
+                callers = [(key, caller) for key, caller in callers if not caller.done()]
                 assert store._check() == 0
                 assert_identities(store, quiet=False)
             run_dry(engine)
-            for caller in callers:
-                with contextlib.suppress(fastcache.FastcacheError):
-                    caller.result()
+            for key, caller in callers:
+                assert caller.error() or experts.right(key, caller.result())
             assert all(handle.done() for handle in handles)
 
 
