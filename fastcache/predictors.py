@@ -240,7 +240,7 @@ class HotList(_Counted):
             hot._heat = {int(layer): np.array(heat, np.float64) for layer, heat in found["heat"].items()}
             if any(heat.ndim != 1 or not np.isfinite(heat).all() for heat in hot._heat.values()):
                 raise ValueError("heat must be lists of numbers")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path}: no hot list: {error}") from error
         if hot.fingerprint != fingerprint:
             raise CheckpointMismatch(

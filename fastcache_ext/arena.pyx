@@ -72,6 +72,8 @@ cdef fc_arena *arena_new(const int64_t *bytes, const int32_t *slots, int n_class
     if n_classes < 0 or n_classes > FC_MAX_CLASSES:
         return NULL
     for c in range(n_classes):
+        if bytes[c] < 0 or slots[c] < 0:
+            return NULL
         total += bytes[c] * slots[c]
         n += slots[c]
     if n >= (1 << 30):

@@ -10,6 +10,9 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
+cdef enum:
+    MOST_KEYS = 1 << 28         # positions are int32, four of them per key
+
 
 cdef class Distances:
     """Distances of the requests served so far; `n_keys` experts. Not for two threads at once."""
@@ -26,6 +29,8 @@ cdef class Distances:
 
     def __cinit__(self, int32_t n_keys):
         cdef int32_t p
+        if not 0 <= n_keys <= MOST_KEYS:
+            raise ValueError(f"{n_keys} experts; at most {MOST_KEYS}")
         self.n_keys = n_keys
         self.room = 4 * n_keys + 1024
         self.where = <int32_t *>calloc(n_keys + 1, sizeof(int32_t))

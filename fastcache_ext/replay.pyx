@@ -6,6 +6,7 @@ Their hooks, which wrote the records, compare them now (checker.pyx); the first 
 below report.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
@@ -22,13 +23,16 @@ from fastcache_ext.evidence cimport EV_PREDICTORS
 from fastcache_ext.ioqueue cimport FC_ECANCELLED, fc_extent, fc_load, queue_unlink
 from fastcache_ext.landing cimport finish
 from fastcache_ext.monitor cimport (
-    FC_MODE_DEMAND, FC_MODE_GUESS, FC_MODE_PIN, FC_NODE_HELD, FC_NODE_NO_ROOM, core_free, core_new, fc_node, fc_wait,
+    FC_MODE_DEMAND, FC_MODE_GUESS, FC_MODE_WARM, FC_NODE_HELD, FC_NODE_NO_ROOM, core_free, core_new, fc_node, fc_wait,
     node_give_up, node_is, node_set, wait_done, wait_init,
 )
 from fastcache_ext.policy cimport fc_policy, policy_init
 from fastcache_ext.recorder cimport *
 from fastcache_ext.requests cimport core_begin, core_refuse, core_retry, flying
 from fastcache_ext.table cimport table_switch
+
+cdef enum:
+    PIECE = 1 << 16         # operations between two looks at signals
 
 STOPS = ("ended", "cut", "lost", "diverged", "strange")
 
@@ -81,7 +85,7 @@ cdef bint batch(fc_replay *s, int mode, int predictor, int32_t n) noexcept nogil
     cdef int64_t j = s.at + 1
     cdef int32_t i = 0, key
     cdef int kind
-    if n < 1 or n > s.c.table.n_keys or mode > FC_MODE_PIN or predictor >= EV_PREDICTORS:
+    if n < 1 or n > s.c.table.n_keys or mode > FC_MODE_WARM or predictor >= EV_PREDICTORS:
         s.stop = STRANGE
         return True
     call = new_call(s, mode, n)
@@ -259,7 +263,7 @@ cdef class Replay:
         """`layers`: experts per layer; `cls_of`: size class per key (bytes); `payload`: bytes per key; `policies`: names."""
         cdef int64_t bytes_[16]
         cdef int32_t slots_[16]
-        cdef int32_t *first = <int32_t *>calloc(len(layers) + 1, sizeof(int32_t))
+        cdef int32_t *first
         cdef int32_t *ext_first
         cdef int64_t *span
         cdef fc_extent *extents
@@ -267,18 +271,20 @@ cdef class Replay:
         cdef int32_t i, n = len(classes), n_extents = 0, n_layers = len(layers)
         cdef int error = 0
         if len(class_slots) > 16 or sum(layers) != n or len(payload) != n:
-            free(first)
             raise ValueError("layers, classes and sizes do not fit together")
-        for i in range(n_layers):
-            first[i + 1] = first[i] + <int32_t>layers[i]
+        if any(count < 0 for count in class_slots) or sum(class_slots) > n:
+            raise ValueError("a number of slots that no store of these experts has")
         for i in range(len(class_slots)):
             bytes_[i], slots_[i] = 4096, class_slots[i]
+        first = <int32_t *>calloc(n_layers + 1, sizeof(int32_t))
         ext_first = <int32_t *>calloc(n + 1, sizeof(int32_t))
         span = <int64_t *>calloc(n + 1, sizeof(int64_t))
         extents = <fc_extent *>calloc(n + 1, sizeof(fc_extent))
         try:
             if first == NULL or ext_first == NULL or span == NULL or extents == NULL:
                 raise MemoryError
+            for i in range(n_layers):
+                first[i + 1] = first[i] + <int32_t>layers[i]
             for i in range(n):          # one extent says how large an expert is; nothing is read
                 if payload[i] > 0:
                     extents[n_extents].nbytes = payload[i]
@@ -321,6 +327,7 @@ cdef class Replay:
         """
         cdef Py_buffer view
         cdef bint memory = True
+        cdef int _steps
         PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
         self.s.records = <const uint64_t *>view.buf
         self.s.n = view.len // 8
@@ -328,13 +335,19 @@ cdef class Replay:
         self.s.stop = -1
         self.s.c.recorder = &self.s.hooks
         self.s.c.table.policy.witness = &self.s.hooks.witness
-        with nogil:
+        try:
             while self.s.stop < 0 and memory:
-                if self.s.at >= self.s.n:
-                    self.s.stop = CUT
-                else:
-                    memory = step(&self.s)
-        PyBuffer_Release(&view)
+                with nogil:
+                    for _steps in range(PIECE):
+                        if self.s.stop >= 0 or not memory:
+                            break
+                        if self.s.at >= self.s.n:
+                            self.s.stop = CUT
+                        else:
+                            memory = step(&self.s)
+                PyErr_CheckSignals()
+        finally:
+            PyBuffer_Release(&view)
         if not memory:
             raise MemoryError
         return STOPS[self.s.stop], self.s.at, self.s.instead

@@ -1,7 +1,9 @@
 """A recorded run replayed gives the live counters to the digit: any policy, engine, mix of calls and threads."""
 
 import contextlib
+import dataclasses
 import json
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,8 +16,9 @@ from fastcache import errors
 from fastcache.cli import main
 from fastcache.store import ExpertStore
 from fastcache.traces import replay_exact
-from fastcache.traces.format import open_records
+from fastcache.traces.format import RECORD, open_records, pack_header
 from fastcache_ext.policy import NAMES as POLICIES
+from fastcache_ext.replay import Replay
 from fastcache_ext.watch import switch
 
 LAYERS, EXPERTS, TOP_K = 4, 16, 4
@@ -80,6 +83,8 @@ def act(store, rng, kept, calls):
             elif what < 0.95:
                 with store.phase(("prefill", "decode")[int(rng.integers(2))]):
                     store.acquire_many(layer, picks).release()
+            elif what < 0.97:
+                store.warm([(layer, expert) for expert in picks])
             else:
                 store.unpin(layer, range(EXPERTS))
         except (errors.BatchFailed, errors.ReadTimeout, errors.OverflowLimit, errors.BudgetTooSmall, OSError):
@@ -334,6 +339,46 @@ def test_a_file_without_its_end_replays_as_far_as_it_goes(trace):
     again = replay_exact(trace)
     assert again.records == kept and not again.divergence and not again.same and again.ended == ""
     assert 0 < again.counters["requests"] < whole.counters["requests"] and not again.live
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("slots", [-3, 5]),
+        ("slots", [10**6]),
+        ("slots", [2**40]),
+        ("classes", [[0, -1]]),
+        ("classes", [["x", 1]]),
+        ("counters", 3),
+        ("counters", ["requests"]),
+        ("policies", [[]]),
+        ("policy", {}),
+    ],
+)
+def test_a_header_that_no_store_wrote_is_refused(trace, name, value):
+    header, records = open_records(trace)
+    run = dict(header.run) | {name: value}
+    trace.write_bytes(pack_header(dataclasses.replace(header, run=run)) + np.array(records).tobytes())
+    with pytest.raises(errors.TraceError):
+        replay_exact(trace)
+
+
+def test_a_signal_ends_a_long_replay():
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    records = np.zeros(20_000_000, RECORD)
+    records["kind"] = 31  # timeouts, which are counted
+    replay = Replay([4], bytes(4), [2], [8] * 4, "lru", ["lru"], False)
+    was = signal.signal(signal.SIGALRM, stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            replay.run(records)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, was)
+    assert sum(map(sum, replay.rows())) < len(records)
 
 
 def test_noise_is_refused_or_diverges_and_harms_nothing(trace):

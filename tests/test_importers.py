@@ -174,6 +174,7 @@ def test_a_megatron_trace_is_one_batch_per_line(tmp_path):
         ("[1]", "not an object"),
         ('{"layer": NaN}', "not JSON"),
         ("{", "not JSON"),
+        ('{"layer": ' + "[" * 100_000, "not JSON"),
     ],
 )
 def test_bad_lines_of_a_megatron_trace_are_named(tmp_path, line, message):

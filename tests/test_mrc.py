@@ -73,6 +73,12 @@ def test_requests_that_cannot_be_are_refused():
         assert distances.cold == 0
 
 
+def test_a_pool_beyond_what_positions_can_number_is_refused():
+    for pool in (2**28 + 1, 2**30, 2**31 - 1, -1):
+        with pytest.raises(ValueError, match=f"{pool} experts"):
+            Distances(pool)
+
+
 def test_marks_are_where_they_should_be():
     trace = tokens(layers=6, experts=20, top_k=3, count=300)
     found = mrc(trace, points=12)

@@ -117,6 +117,9 @@ def test_a_list_with_heat_that_is_no_number_is_refused(tmp_path):
         (tmp_path / "hot.json").write_text(json.dumps(found | {"heat": heat}))
         with pytest.raises(ValueError, match="no hot list"):
             HotList.load(tmp_path / "hot.json", "abc")
+    (tmp_path / "hot.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="no hot list"):
+        HotList.load(tmp_path / "hot.json", "abc")
 
 
 def test_a_file_that_cannot_be_replaced_leaves_no_litter(tmp_path):

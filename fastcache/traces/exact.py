@@ -111,6 +111,9 @@ def replay_exact(path: str | os.PathLike[str]) -> ExactReplay:
     if header.expert_nbytes is None:
         raise TraceError("the header has no expert_nbytes", filename=path)
     try:
+        names = run["counters"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TypeError("counters are no list of names")
         counts = [count for _, count in header.layers]
         classes = np.repeat(*(np.asarray(column) for column in zip(*run["classes"], strict=True))).astype(np.uint8)
         replay = Replay(
@@ -131,9 +134,10 @@ def replay_exact(path: str | os.PathLike[str]) -> ExactReplay:
     if how == "diverged":
         other = _words(np.asarray([instead], np.uint64).view(RECORD)[0], header) if instead else "nothing of the kind"
         divergence = f"record {at}: recorded {_words(records[at], header)}; replayed: {other}"
-    names = run["counters"]
-    live, ended = _trailer(records, names, path) if how in ("ended", "diverged") else ({}, "")
     rows = replay.rows()
+    if len(names) != len(rows[0]):
+        raise TraceError(f"the header names {len(names)} counters; this version has {len(rows[0])}", filename=path)
+    live, ended = _trailer(records, names, path) if how in ("ended", "diverged") else ({}, "")
     return ExactReplay(
         trace=os.fspath(path) if isinstance(path, str) else str(path),
         policy=run["policy"],

@@ -24,10 +24,11 @@ from fastcache.traces.trace import BLOCK, DECODE, Array, Trace
 MAGIC = b"FCTRACE1"
 RECORD = np.dtype([("kind", "u1"), ("flags", "u1"), ("aux", "<u2"), ("value", "<i4")])
 TOKEN, BATCH, REQUEST, FIRST_EVENT = 1, 2, 3, 16  # values of `kind`
-DEMAND, GUESS, PIN = 0, 1, 2  # flags of a BATCH
+DEMAND, GUESS, PIN, WARM = 0, 1, 2, 3  # flags of a BATCH
 HIT, JOIN, MISS, NOT_KNOWN = 0, 1, 2, 255  # flags of a REQUEST
 _START = struct.Struct("<8sII")
 _MAX_HEADER = 64 << 20  # bytes
+_MAX_POOL = 1 << 26  # experts: as many as importers can meet (runs.py), and what replays take memory for
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def read_header(file: BinaryIO, filename: object) -> tuple[Header, int]:
     try:
         fields = json.loads(text)
         return _header(fields), _START.size + length
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TraceError(f"the header is not usable: {error!r}", filename=filename) from None
 
 
@@ -95,7 +96,7 @@ def _header(fields: Any) -> Header:
     if any(a[0] >= b[0] for a, b in itertools.pairwise(layers)):
         raise ValueError("layers do not ascend")
     pool = sum(count for _, count in layers)
-    if pool >= 2**31:
+    if pool > _MAX_POOL:
         raise ValueError(f"{pool} experts")
     top_k, nbytes = fields.get("top_k"), fields.get("expert_nbytes")
     if isinstance(nbytes, list):
@@ -188,7 +189,7 @@ class _Reader:
         is_batch = kind[opening] == BATCH
         wrong = is_batch & ((value[opening] < 1) | (value[opening] > self.pool))
         self.refuse(wrong, at[opening], f"a batch of {{}} keys, of {self.pool}", value[opening])
-        self.refuse(is_batch & (flags[opening] > PIN), at[opening], "a batch of mode {}", flags[opening])
+        self.refuse(is_batch & (flags[opening] > WARM), at[opening], "a batch of mode {}", flags[opening])
         wrong = ~is_batch & (records["aux"][opening] > DECODE)
         self.refuse(wrong, at[opening], "a token of phase {}", records["aux"][opening])
         # What follows an opening record: as many requests as a batch says, none after a token.

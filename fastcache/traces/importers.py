@@ -231,7 +231,7 @@ def _objects(path: Path_) -> Iterator[tuple[int, dict[str, Any]]]:
                 continue
             try:
                 value = json.loads(line, parse_constant=refuse)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise TraceError(f"not JSON: {error}", filename=path, record=number, unit="line") from None
             if not isinstance(value, dict):
                 raise TraceError(f"not an object: {_short(line)}", filename=path, record=number, unit="line")
