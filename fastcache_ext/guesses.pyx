@@ -79,7 +79,8 @@ cdef class Guesser(Lender):
             "reads_stopped": self.c.reads_stopped,
         }
         demand, guess = fc_load32(&self.c.queue.ioprio[FC_DEMAND]), fc_load32(&self.c.queue.ioprio[FC_GUESS])
-        self.stops = uring_stops(self.ring) if self.ring != NULL else self.stops
+        if self.ring != NULL and not self.shutting:     # close() frees it, without the GIL
+            self.stops = uring_stops(self.ring)
         core_unlock(self.c)
         told = {}
         for name, number in list(self.names.items()):
