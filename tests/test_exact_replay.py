@@ -2,18 +2,15 @@
 
 import contextlib
 import dataclasses
-import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from rig import Experts, assert_identities, layers_of, run_dry, scripted, settings
 
 import fastcache
 from fastcache import errors
-from fastcache.cli import main
 from fastcache.store import ExpertStore
 from fastcache.traces import replay_exact
 from fastcache.traces.format import RECORD, open_records, pack_header
@@ -399,23 +396,3 @@ def test_noise_is_refused_or_diverges_and_harms_nothing(trace):
         except errors.TraceError:
             found += 1
     assert found > 150
-
-
-def test_the_command_prints_the_live_counters_and_refuses_what_is_no_recording(experts, tmp_path):
-    with fastcache.open(experts.source, budget=5 * 4096) as store:
-        with store.record(tmp_path / "trace"):
-            for expert in (1, 2, 3, 4, 5, 6, 1, 2):
-                store.acquire(0, expert).release()
-        live = store.stats()
-    run = CliRunner()
-    done = run.invoke(main, ["replay", str(tmp_path / "trace"), "--exact", "--json"])
-    told = json.loads(done.stdout)
-    assert done.exit_code == 0 and told["same"]
-    assert {name: told["counters"][name] for name in ("hits", "misses", "evictions")} == {
-        "hits": live.hits, "misses": live.misses, "evictions": live.evictions,
-    }  # fmt: skip
-    assert "that of the live run" in run.invoke(main, ["replay", str(tmp_path / "trace"), "--exact"]).stdout
-    assert run.invoke(main, ["replay", str(tmp_path / "trace"), "--exact", "--slots", "3"]).exit_code == 2
-    (tmp_path / "lines").write_text('{"layer": 0, "token": 0, "experts": [1]}\n')
-    refused = run.invoke(main, ["replay", str(tmp_path / "lines"), "--exact"])
-    assert refused.exit_code == 1 and refused.stderr.startswith("Error: ") and refused.stderr.count("\n") == 1

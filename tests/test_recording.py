@@ -1,16 +1,19 @@
 """Recordings: what the file says, how a recording ends, what it refuses. Exact replay has a file of its own."""
 
 import gc
+import json
 import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from rig import Experts, layers_of, settings, until
 
 import fastcache
 from fastcache import errors, recording
+from fastcache.cli import main
 from fastcache.store import ExpertStore
 from fastcache.traces import read_trace
 from fastcache.traces.format import BATCH, HIT, MISS, REQUEST, TOKEN, open_records
@@ -277,3 +280,23 @@ def test_a_recording_of_sizes_in_classes_says_which_expert_needs_which(disk, tmp
         kinds, counts = zip(*header.run["classes"], strict=True)
         assert len(set(kinds)) == 3
         assert np.repeat(kinds, counts).tolist() == store._sizing.cls.tolist()
+
+
+def test_the_command_prints_the_live_counters_and_refuses_what_is_no_recording(experts, tmp_path):
+    with fastcache.open(experts.source, budget=5 * 4096) as store:
+        with store.record(tmp_path / "trace"):
+            for expert in (1, 2, 3, 4, 5, 6, 1, 2):
+                store.acquire(0, expert).release()
+        live = store.stats()
+    run = CliRunner()
+    done = run.invoke(main, ["replay", str(tmp_path / "trace"), "--exact", "--json"])
+    told = json.loads(done.stdout)
+    assert done.exit_code == 0 and told["same"]
+    assert {name: told["counters"][name] for name in ("hits", "misses", "evictions")} == {
+        "hits": live.hits, "misses": live.misses, "evictions": live.evictions,
+    }  # fmt: skip
+    assert "that of the live run" in run.invoke(main, ["replay", str(tmp_path / "trace"), "--exact"]).stdout
+    assert run.invoke(main, ["replay", str(tmp_path / "trace"), "--exact", "--slots", "3"]).exit_code == 2
+    (tmp_path / "lines").write_text('{"layer": 0, "token": 0, "experts": [1]}\n')
+    refused = run.invoke(main, ["replay", str(tmp_path / "lines"), "--exact"])
+    assert refused.exit_code == 1 and refused.stderr.startswith("Error: ") and refused.stderr.count("\n") == 1
