@@ -41,8 +41,8 @@ from fastcache.store import ExpertLease, ExpertStore, Leases, Prefetch
 
 
 def __getattr__(name: str) -> object:
-    """`fastcache.metrics` and `fastcache.moe` are imported when they are first named."""
-    if name in ("metrics", "moe"):
+    """These modules are imported when they are first named."""
+    if name in ("metrics", "moe", "predictors", "traces"):
         return _import_module(f"fastcache.{name}")
     raise AttributeError(f"module 'fastcache' has no attribute {name!r}")
 

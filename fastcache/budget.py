@@ -66,5 +66,7 @@ def parse_budget(value: object, facts: Facts, what: str = "budget") -> tuple[int
     try:
         size = parse_bytes(text, what)
     except ValueError as error:
+        if "larger" in str(error):
+            raise BudgetTooSmall(str(error)) from None
         raise BudgetTooSmall(f"{error}; or 'auto', 'all', 'P% of experts', 'P% of free', 'N cycles'") from None
     return size, format_bytes(size)

@@ -1,4 +1,4 @@
-"""What a store's ghost caches say: a live miss-ratio curve, and what each policy would hit. Imports errors.
+"""What a store's ghost caches say: a live miss-ratio curve, and what each policy would hit. Imports errors, units.
 
 A sample of the experts stands for all of them; the compiled half (ghosts) feeds it with the running demand traffic.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastcache.errors import FeatureUnavailable
+from fastcache.units import format_bytes
 
 POINTS = 64  # of the curve, at most
 
@@ -60,6 +61,20 @@ class LiveCurve:
         """Return LRU's expected hit rate with an arena of `nbytes`: of the largest size that fits into it, else 0."""
         i = bisect.bisect_right(self.nbytes, nbytes)
         return self.hit_rates[i - 1] if i else 0.0
+
+    def __str__(self) -> str:
+        """For people: the policies, best first, and LRU's curve where it rises."""
+        seen = f"{self.requests:,} requests, {self.sampled:,} of them sampled ({self.rate:.1%} of the experts)"
+        ranked = sorted(self.policies.items(), key=lambda item: -item[1])
+        lines = [seen + (f", {self.lost:,} lost" if self.lost else "")]
+        figures = ", ".join(f"{name} {rate:.1%}" for name, rate in ranked)
+        lines.append(f"{self.used} runs; at this size: {figures or 'no sample yet'}")
+        before = -1.0
+        for slots, nbytes, rate in zip(self.slots, self.nbytes, self.hit_rates, strict=True):
+            if rate - before >= 0.005:
+                lines.append(f"lru {slots:>7,} experts {format_bytes(nbytes):>10}  {rate:6.1%}")
+                before = rate
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists, strings and numbers, as JSON takes them."""

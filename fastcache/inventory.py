@@ -5,6 +5,7 @@ Owns the step from meaning (Layout, ExpertSource) to the arrays a store is made 
 
 from __future__ import annotations
 
+import operator
 import os
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fastcache.errors import CheckpointError
+from fastcache.keys import ExpertKey
 from fastcache.layout.build import build_layout
 from fastcache.layout.record import Layout, Record, bytes_record
 from fastcache.sources.base import ExpertSource, ExtentSource, ReadSource, as_key
@@ -127,6 +129,20 @@ def _join(parts: list[Array], dtype: Any, width: int | None = None) -> Array:
     return np.concatenate(parts).astype(dtype, copy=False)
 
 
+def _nbytes(source: ExtentSource | ReadSource, key: ExpertKey) -> int:
+    """Return an expert's size as the source says it."""
+    said = source.expert_nbytes(key)
+    try:
+        size = operator.index(said)
+    except TypeError:
+        raise TypeError(
+            f"{type(source).__name__}.expert_nbytes({tuple(key)}) must be an integer; got {said!r}"
+        ) from None
+    if size < 0:
+        raise CheckpointError(f"{type(source).__name__}.expert_nbytes({tuple(key)}) must not be negative; got {size}")
+    return size
+
+
 def _of_source(source: ExtentSource | ReadSource) -> Inventory:
     keys = sorted({as_key(key) for key in iter(source.keys())})
     counts: dict[int, int] = {}
@@ -152,16 +168,16 @@ def _of_source(source: ExtentSource | ReadSource) -> Inventory:
             mine = []
             for extent in source.extents(key):
                 mine.append((number.setdefault(extent.path, len(number)), extent.offset, extent.nbytes))
-            if sum(part[2] for part in mine) != source.expert_nbytes(key):
+            if sum(part[2] for part in mine) != _nbytes(source, key):
                 raise CheckpointError(
                     f"{key}: its extents add up to {sum(part[2] for part in mine)} bytes, "
-                    f"expert_nbytes says {source.expert_nbytes(key)}"
+                    f"expert_nbytes says {_nbytes(source, key)}"
                 )
             parts[first[key.layer] + key.expert] = mine
         paths = list(number)
     else:
         for key in keys:
-            parts[first[key.layer] + key.expert] = [(0, 0, source.expert_nbytes(key))]
+            parts[first[key.layer] + key.expert] = [(0, 0, _nbytes(source, key))]
     width = max((len(mine) for mine in parts.values()), default=1) or 1
     file = np.full((total, width), -1, np.int32)
     offset, nbytes = np.zeros((total, width), np.int64), np.zeros((total, width), np.int64)

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ class Tally:
         return self.right / self.predicted if self.predicted else 0.0
 
 
+@runtime_checkable
 class Predictor(Protocol):
     """What the blocks of a model ask of a predictor. `name` is what its guesses count as in a store's description."""
 

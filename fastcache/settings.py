@@ -79,6 +79,8 @@ def resolve(
         return check
 
     def count(value: Any, what: str) -> int:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"{what} must be an integer; got {value!r} ({type(value).__name__})")
         number = operator.index(value)
         if not 1 <= number <= 4096:
             raise ValueError(f"{what} must be from 1 to 4096; got {number}")
@@ -97,7 +99,7 @@ def resolve(
 
     def share(value: Any, what: str) -> float:
         try:
-            number = float(value)
+            number = 0.0 if isinstance(value, bool) else float(value)
         except (TypeError, ValueError):
             number = 0.0
         if not 0 < number <= 1:
@@ -105,8 +107,8 @@ def resolve(
         return number
 
     feature = one_of("auto", "require", "off")
-    if timeout is not None and not float(timeout) >= 0:
-        raise ValueError(f"timeout must be seconds >= 0, or None; got {timeout!r}")
+    if timeout is not None:
+        timeout = seconds(timeout)
     chosen = _pick("policy", policy, "FASTCACHE_POLICY", "next_use", one_of(*policies, "auto"))
     return Settings(
         **_budget(budget),
@@ -119,12 +121,23 @@ def resolve(
         queue_depth=_pick("queue_depth", queue_depth, None, QUEUE_DEPTH, count),
         io_threads=_pick("io_threads", io_threads, None, IO_THREADS, count),
         overflow=_pick("overflow", overflow, "FASTCACHE_OVERFLOW", None, size),
-        timeout=None if timeout is None else float(timeout),
+        timeout=timeout,
         speculation=_pick("speculation", speculation, "FASTCACHE_SPECULATION", "auto", one_of("auto", "always", "off")),
         ghosts=_pick("ghosts", ghosts, "FASTCACHE_GHOSTS", False, switch) or chosen == "auto",
         guess_bytes=_pick("guess_bytes", guess_bytes, "FASTCACHE_GUESS_BYTES", None, whole_chunk),
         guess_share=_pick("guess_share", guess_share, "FASTCACHE_GUESS_SHARE", 0.25, share),
     )
+
+
+def seconds(value: Any, what: str = "timeout") -> float:
+    """Return a time that a call may take; a ValueError for what is no number, or below 0."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if not number >= 0:
+        raise ValueError(f"{what} must be a number of seconds >= 0, or None; got {value!r}")
+    return number
 
 
 def from_environment(variable: str) -> str | None:

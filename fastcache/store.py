@@ -23,6 +23,7 @@ from fastcache.keys import ExpertKey
 from fastcache.placement import Placement
 from fastcache.pyworker import PythonWorker
 from fastcache.settings import Settings
+from fastcache.settings import seconds as in_seconds
 from fastcache.sizing import size_store
 from fastcache.speculation import limit_guesses
 from fastcache.stats import Stats
@@ -127,7 +128,8 @@ class ExpertStore(Server):
         try:
             self._open(files=self._files, chunk=chunk, slot_align=slot_align, **arguments)
         except OSError as error:
-            raise errors.FeatureUnavailable(error.errno, f"{error.strerror}: {error.filename}") from error
+            hint = "; reserve explicit huge pages (vm.nr_hugepages)" if settings.hugepages == "hugetlb" else ""
+            raise errors.FeatureUnavailable(error.errno, f"{error.strerror}: {error.filename}{hint}") from error
         if self.engine_used == "pread" and arguments["engine"] == "auto":
             log.warning(
                 "%s: io_uring is not used (%s); reading with %d threads",
@@ -319,9 +321,7 @@ class ExpertStore(Server):
 
         Live leases and arrays stay valid; their memory goes with the last of them. Closing twice is fine.
         """
-        seconds = CLOSE_SECONDS if timeout is None else float(timeout)
-        if not seconds >= 0:
-            raise ValueError(f"timeout must be seconds >= 0, or None; got {timeout!r}")
+        seconds = CLOSE_SECONDS if timeout is None else in_seconds(timeout)
         if self._forked():  # nothing here is the child's; and the lock may be held by a thread that it does not have
             return
         with self._closing:

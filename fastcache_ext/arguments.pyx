@@ -31,7 +31,10 @@ class Leases(list):
 cdef double seconds(object timeout, double default) except? -7.0:
     if timeout is None:
         return default
-    value = float(timeout)
+    try:
+        value = float(timeout)
+    except (TypeError, ValueError):
+        value = -1.0
     if not value >= 0:
         raise ValueError(f"timeout must be a number of seconds >= 0, or None; got {timeout!r}")
     return value

@@ -23,7 +23,7 @@ FASTCACHE = {
     "describe": "settings units",
     "speculation": "describe devices",
     "devices": "",
-    "curve": "errors",
+    "curve": "errors units",
     "pyworker": "",
     "stats": "units",
     "reports": "curve describe speculation stats",

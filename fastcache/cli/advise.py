@@ -28,7 +28,7 @@ def advise(model: str, trace: str, format: str | None, top_k: int | None, policy
     from fastcache.traces.advise import advise
 
     try:
-        advice = advise(model, read_as(trace, format, None, top_k), policy)
+        advice = advise(model, read_as(trace, format, None, None), policy, top_k=top_k)
     except FastcacheError:
         raise
     except ValueError as error:

@@ -37,10 +37,13 @@ def mrc(
     from fastcache.traces.mrc import mrc
     from fastcache.traces.plot import plot
 
-    pictures = [out for out in outs if not out.endswith(".json")]
+    pictures = [out for out in outs if not out.lower().endswith(".json")]
+    for out in pictures:
+        if not os.path.splitext(out)[1]:
+            raise click.UsageError(f"--out {out!r} does not say what to write: end it in .json, .png or .svg")
     read = read_as(trace, format, expert_bytes, top_k)
     try:
-        curves = mrc(read, None if names == "all" else words(names), points)
+        curves = mrc(read, None if names == "all" else words(names, "--policy"), points)
         for out in pictures:
             plot(curves, out)
     except FastcacheError:

@@ -19,12 +19,18 @@ class Size(ParamType):
 
     name = "size"
 
+    def __init__(self, least: int = 0) -> None:
+        self.least = least
+
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return bytes."""
         try:
-            return parse_bytes(value)
+            size = parse_bytes(value)
         except (TypeError, ValueError) as error:
-            self.fail(str(error), param, ctx)
+            self.fail(str(error).removeprefix("size "), param, ctx)
+        if size < self.least:
+            self.fail(f"must be at least {self.least}; got {size}", param, ctx)
+        return size
 
 
 SIZE = Size()

@@ -61,11 +61,11 @@ def replay(
 
     read = read_as(trace, format, expert_bytes, top_k)
     try:
-        rooms = [room.of_fraction(read, share) for share in words(fractions)]
-        rooms += [room.of_slots(read, _positive(number)) for number in words(slots)]
+        rooms = [room.of_fraction(read, share) for share in words(fractions, "--fractions")]
+        rooms += [room.of_slots(read, _positive(number)) for number in words(slots, "--slots")]
         rooms += [room.of_budget(read, budget) for budget in budgets]
         rooms = rooms or [room.of_fraction(read, share) for share in FRACTIONS]
-        chosen = [*policies(), BELADY[0]] if names == "all" else words(names)
+        chosen = [*policies(), BELADY[0]] if names == "all" else words(names, "--policy")
         rows = replay(read, chosen, rooms)
     except FastcacheError:
         raise

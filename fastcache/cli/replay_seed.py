@@ -1,4 +1,4 @@
-"""`fastcache replay-seed`: the seed's scenarios on our store. Imports click, rich and seed_replay."""
+"""`fastcache replay-seed`: the seed's scenarios on our store. Imports click, rich, errors and seed_replay."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fastcache.cli.options import SIZE, as_json, engine
+from fastcache.errors import FastcacheError
 
 
 @click.command("replay-seed")
@@ -23,7 +24,12 @@ def replay_seed(directory: str | None, chunk: int | None, engine: str | None, as
     from fastcache.seed_replay import run
 
     with tempfile.TemporaryDirectory(prefix="fastcache-seed-", dir=directory) as scratch:
-        rows = run(scratch, engine=engine, chunk=chunk)
+        try:
+            rows = run(scratch, engine=engine, chunk=chunk)
+        except FastcacheError:
+            raise
+        except ValueError as error:  # settings, from the environment too
+            raise click.ClickException(str(error)) from error
     if as_json:
         click.echo(json.dumps({"ok": all(row.ok for row in rows), "rows": [row.to_dict() for row in rows]}))
     else:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fastcache.cli.options import SIZE
+from fastcache.cli.options import Size
 from fastcache.traces.capacity import with_sizes
 from fastcache.traces.importers import FORMATS, read
 from fastcache.traces.trace import Trace
@@ -17,7 +17,7 @@ _OPTIONS = (
     click.option(
         "--format", type=click.Choice(list(FORMATS)), help="What the trace is.  [default: what its first bytes show]"
     ),
-    click.option("--expert-bytes", type=SIZE, help="Bytes of an expert.  [default: what the trace says]"),
+    click.option("--expert-bytes", type=Size(least=1), help="Bytes of an expert.  [default: what the trace says]"),
     click.option("--top-k", type=click.IntRange(min=1), help="Experts per token.  [default: what the trace says]"),
 )
 
@@ -39,6 +39,9 @@ def percent(rate: float) -> str:
     return f"{100 * rate:.1f} %"
 
 
-def words(text: str | None) -> list[str]:
-    """Return what stands between commas."""
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
+def words(text: str | None, option: str) -> list[str]:
+    """Return what stands between commas; an option that is given and names nothing is refused, not ignored."""
+    found = [word.strip() for word in (text or "").split(",") if word.strip()]
+    if text is not None and not found:
+        raise click.UsageError(f"{option} {text!r} names nothing: give one or more, with commas between")
+    return found

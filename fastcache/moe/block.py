@@ -184,6 +184,8 @@ def load_block(
     """
     if isinstance(experts, str) and experts != "resident":
         raise ValueError(f'experts is a store or "resident", not {experts!r}')
+    if speculator is not None and not isinstance(speculator, Speculator):
+        raise TypeError(f"speculator is a Speculator, Speculator(predictor), or None; got {speculator!r}")
     layout = path if isinstance(path, Layout) else build_layout(path)
     row = forward_of(layout.family, layout.format)
     located = layer_experts(layout, layer)

@@ -46,6 +46,8 @@ class Speculator:
     def __init__(self, predictor: Predictor | None = None, *, depth: int = 1, most_tokens: int = 1) -> None:
         if depth < 1:
             raise ValueError(f"depth must be at least one layer; got {depth}")
+        if predictor is not None and not isinstance(predictor, Predictor):
+            raise TypeError(f"a predictor has name, observe, predict and stats; got {predictor!r}")
         self.predictor: Predictor = NullPredictor() if predictor is None else predictor
         self.depth, self.most_tokens = depth, most_tokens
         self._layers: list[int] = []

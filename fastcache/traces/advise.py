@@ -17,7 +17,7 @@ from fastcache.layout.build import build_layout
 from fastcache.layout.record import Layout
 from fastcache.memory import available_bytes
 from fastcache.rawread import RawRead, measure
-from fastcache.traces.capacity import cycle_bytes, of_budget, slot_sizes
+from fastcache.traces.capacity import cycle_bytes, of_budget, slot_sizes, with_sizes
 from fastcache.traces.columns import Column
 from fastcache.traces.mrc import Curve
 from fastcache.traces.replay import replay
@@ -132,6 +132,7 @@ def advise(
     policy: str = "next_use",
     rate: RawRead | None = None,
     free_bytes: int | None = None,
+    top_k: int | None = None,
 ) -> Advice:
     """Say what budget a model should get for traffic like the trace's.
 
@@ -143,6 +144,8 @@ def advise(
         What the device gives. Default: measured, on the checkpoint's own files.
     free_bytes : int, optional
         Default: what this process may still take, by the machine and its cgroups.
+    top_k : int, optional
+        Experts per token and layer. Default: what the model says, else the trace.
 
     Raises
     ------
@@ -151,7 +154,7 @@ def advise(
         The trace asks for nothing, top_k is not known, or there is no such policy.
     """
     layout = build_layout(model)
-    trace = of_model(trace, layout)
+    trace = with_sizes(of_model(trace, layout), top_k=top_k)
     cycle = cycle_bytes(trace)
     if not trace.requests:
         raise ValueError("the trace asks for nothing")

@@ -49,7 +49,10 @@ def of_fraction(trace: Trace, fraction: float | str | Fraction) -> Capacity:
     ValueError
         It is not between 0 and 1.
     """
-    share = Fraction(str(fraction))
+    try:
+        share = Fraction(str(fraction))
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"a fraction of {fraction!r}: give a number between 0 and 1") from None
     if not 0 <= share <= 1:
         raise ValueError(f"a fraction of {fraction}: give one between 0 and 1")
     return dataclasses.replace(of_slots(trace, int(trace.pool * share)), fraction=float(share))
@@ -80,6 +83,10 @@ def of_budget(trace: Trace, budget: int | str) -> Capacity:
     if text == "auto" or text.endswith("free"):
         raise BudgetTooSmall(
             f"budget {budget!r}: a trace knows no free memory; give bytes, 'P% of experts' or 'N cycles'"
+        )
+    if trace.top_k is None and "cycle" in text:
+        raise BudgetTooSmall(
+            f"budget {budget!r}: the token cycle is not known, because the trace gives no top_k; give --top-k"
         )
     nbytes, _ = parse_budget(budget, facts)
     slots = share_slots(nbytes, slot_bytes, counts)
@@ -122,5 +129,8 @@ def cycle_bytes(trace: Trace) -> int | None:
 def with_sizes(trace: Trace, expert_bytes: int | str | None = None, top_k: int | None = None) -> Trace:
     """Return the trace with what a format did not say: bytes of every expert, experts per token and layer."""
     if expert_bytes is not None:
-        trace = dataclasses.replace(trace, expert_nbytes=parse_bytes(expert_bytes, "expert bytes"))
+        nbytes = parse_bytes(expert_bytes, "expert bytes")
+        if nbytes < 1:
+            raise ValueError("expert bytes must be at least 1; got 0")
+        trace = dataclasses.replace(trace, expert_nbytes=nbytes)
     return trace if top_k is None else dataclasses.replace(trace, top_k=top_k)

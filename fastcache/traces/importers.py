@@ -128,7 +128,9 @@ def read_routed_experts(path: Path_) -> Trace:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise TraceError(f"not an array of numpy.save: {error}", filename=path) from None
+        # NumPy takes what it does not know for a pickle, and says how to load that.
+        why = "it starts like none" if "pickle" in str(error) else error
+        raise TraceError(f"not an array of numpy.save: {why}", filename=path) from None
     if not isinstance(array, np.ndarray) or array.ndim != 3 or array.dtype.kind not in "iu":
         what = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
         raise TraceError(f"wants integers [tokens, layers, top_k], has {what}", filename=path)
