@@ -33,8 +33,8 @@ class LiveCurve:
     used : str
         The policy that runs.
     requests, sampled, lost : int
-        Demands heard; those of sampled experts that the ghosts were given; those not looked at, because they came
-        faster than a twentieth of one processor could serve them.
+        Demands heard; those of sampled experts that the ghosts were given, each layer's turn when it has
+        ended; those not looked at, because they came faster than a twentieth of one processor could serve them.
     rate : float
         Share of the experts that is sampled: 1.0 in pools of up to 1,024, 0.25 up to 4,096, else at most 0.125.
     switches : int

@@ -27,6 +27,12 @@ def _readme() -> None:
         pytest.skip("no README.md")
 
 
+def test_every_variable_that_open_reads_is_named():
+    read = set(re.findall(r'"(FASTCACHE_[A-Z_]+)"', (ROOT / "fastcache" / "settings.py").read_text()))
+    assert len(read) >= 9
+    assert read == set(re.findall(r"FASTCACHE_[A-Z_]+", README.read_text()))
+
+
 def test_the_python_of_the_readme_runs(disk):
     code = "\n".join(blocks("python"))
     assert "import fastcache" in code

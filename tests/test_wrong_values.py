@@ -13,7 +13,7 @@ from routing import tokens
 import fastcache
 from fastcache.cli import main
 from fastcache.curve import LiveCurve
-from fastcache.errors import BudgetTooSmall, CheckpointError, TraceError
+from fastcache.errors import BudgetTooSmall, CheckpointError, CheckpointNotFound, TraceError
 from fastcache.fixture import DemoShape, write_demo_checkpoint
 from fastcache.moe import Speculator, load_block
 from fastcache.traces import read, write_trace
@@ -152,6 +152,11 @@ def test_a_source_whose_sizes_are_none_is_refused_when_it_is_opened(size, error,
 
     with pytest.raises(error, match=match):
         fastcache.open(Source(), "1MiB")
+
+
+def test_an_empty_path_is_not_the_working_directory():
+    with pytest.raises(CheckpointNotFound, match="the path of the checkpoint is empty"):
+        fastcache.open("", "1MiB")
 
 
 def test_a_predictor_that_is_none_is_refused_before_a_token_is_computed(disk):
