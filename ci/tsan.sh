@@ -11,4 +11,5 @@ FASTCACHE_BUILD=tsan "$python" setup.py -q build_ext --inplace
 trap 'cat race.* 2>/dev/null || true' EXIT
 rm -f race.*
 export TSAN_OPTIONS=exitcode=66:report_signal_unsafe=0:log_path=race FASTCACHE_STRESS_SECONDS=${FASTCACHE_STRESS_SECONDS:-30} FASTCACHE_SANITIZED=thread
-LD_PRELOAD=$("${CC:-gcc}" -print-file-name=libtsan.so) "$python" -m pytest -p no:cacheprovider -m stress tests/test_promise.py tests/test_adding_up.py "$@"
+LD_PRELOAD=$("${CC:-gcc}" -print-file-name=libtsan.so) "$python" -m pytest -p no:cacheprovider -m stress \
+    tests/test_{promise,adding_up,switch,all_at_once}.py "$@"
