@@ -1,4 +1,4 @@
-"""Recording, switching, warming, waves, guesses and their cancelling, reports and closing, all at once: bytes and counters hold."""
+"""Recording, switching, warming, waves, cancelled guesses, reports and closing at once: bytes and counters hold."""
 
 import contextlib
 import random
@@ -115,7 +115,8 @@ class Everything:
                 for expert, lease in store.as_ready(layer, wave):
                     self.look(layer, expert, lease)
         elif action < 7:  # a storm
-            handles = [store.prefetch(rng.randrange(LAYERS), some, predictor=f"p{i}") for i in range(rng.randrange(1, 4))]
+            guesses = range(rng.randrange(1, 4))
+            handles = [store.prefetch(rng.randrange(LAYERS), some, predictor=f"p{i}") for i in guesses]
             for handle in handles[rng.randrange(2) :]:
                 handle.cancel()
             if rng.random() < 0.5:
