@@ -54,9 +54,8 @@ cdef class Guesser(Lender):
         core_lock(self.c)
         if nbytes > 0:
             q.guess_chunk = min(q.guess_chunk, max(nbytes // align * align, align))
-        elif heeded:                    # the same bytes as two reads: the device does not rest between them
-            nbytes = q.guess_chunk
-            q.guess_chunk = max(q.guess_chunk // 2 // align * align, align)
+        elif demand:                    # two reads, behind every demand: the device does not rest between them
+            nbytes = 2 * q.guess_chunk
         q.guess_limit = max(nbytes, q.guess_chunk)
         q.guess_ops_limit = max(reads, 1)
         if heeded:

@@ -66,6 +66,7 @@ ctypedef struct fc_load:        # one expert on its way into one destination
     const fc_extent *extents
     int32_t n_extents
     int32_t klass           # FC_DEMAND or FC_GUESS: the class it is queued in now
+    int32_t guess           # 1: a prefetch issued it; kept when a demand promotes it
     int32_t origin          # why it was issued; kept when a demand promotes a guess
     int32_t buf_index       # registered buffer of the destination, or -1
     int32_t queued          # 1 while it stands in a queue

@@ -137,6 +137,8 @@ cdef void finish(fc_core *c, fc_load *load, int error) noexcept nogil:
     elif load.origin == FC_FROM_PREFETCH:
         evidence_dropped(&c.evidence, load.slot, error == FC_ECLOSED or error == FC_ECANCELLED, late_ns)
     load.landing = 0
+    if load.guess:
+        c.guessed[c.table.cls_of[load.key]] -= 1
     if load.slot >= 0:
         if error == 0:
             # A demand load is born consumed, unless everyone who wanted it has left.

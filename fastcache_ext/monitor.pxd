@@ -90,6 +90,7 @@ ctypedef struct fc_core:
     int32_t idle            # engine threads waiting for work
     int32_t sleeping        # the ring sleeps in the kernel and wants a kick
     int32_t poke            # 1: the idle engine has a chore of its own (registration)
+    int32_t guessed[16]     # per class: loads of prefetches under way
     int32_t closing
     int32_t direct_required
     int32_t fork_gen

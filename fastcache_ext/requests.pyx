@@ -31,6 +31,9 @@ from fastcache_ext.table cimport (
 )
 from fastcache_ext.threads cimport *
 
+cdef enum:
+    CROWD = 2               # guesses under way evict while they hold less than one slot in so many
+
 
 cdef void leave(fc_core *c) noexcept nogil:
     """Give the mutex up, and have the engine look at the queue."""
@@ -201,6 +204,13 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
     attach(w, node, load)
 
 
+cdef inline bint crowded(fc_core *c, int32_t key) noexcept nogil:
+    """Whether a guess would have to evict, while guesses under way hold half of the slots: they would crowd demands out."""
+    cdef int cls = c.table.cls_of[key]
+    return (cls < c.arena.n_classes and c.table.free_head[cls] < 0 and c.guessed[cls] > 0
+            and CROWD * (c.guessed[cls] + 1) > c.arena.class_first[cls + 1] - c.arena.class_first[cls])
+
+
 cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcept nogil:
     """Begin the load of a key that is neither resident nor on its way. False: no room, and no private buffer given."""
     cdef fc_counters *n = &c.counters
@@ -213,8 +223,8 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     if demand and not node.asked:
         hear(c, key, -1)
         node.asked = 1
-    slot = table_reserve(&c.table, key, origin, FC_FOR_GUESS if careful else FC_FOR_DEMAND,
-                         c.generation + 1, &evicted)
+    if w.mode != FC_MODE_GUESS or not crowded(c, key):
+        slot = table_reserve(&c.table, key, origin, FC_FOR_GUESS if careful else FC_FOR_DEMAND, c.generation + 1, &evicted)
     if slot >= 0:
         load = &c.loads[slot]
     elif priv != NULL:
@@ -250,6 +260,9 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     load.extents = c.extents + c.ext_first[key]
     load.n_extents = c.ext_first[key + 1] - c.ext_first[key]
     load.klass = FC_GUESS if w.mode == FC_MODE_GUESS else FC_DEMAND
+    load.guess = w.mode == FC_MODE_GUESS
+    if load.guess:
+        c.guessed[c.table.cls_of[key]] += 1
     load.origin = origin
     load.generation = c.generation
     load.queued = load.landing = load.moves = load.ops = load.torn = load.extent = load.error = load.joins = load.waits = 0

@@ -109,7 +109,7 @@ def test_one_thread_on_every_engine(experts, engine, policy, tmp_path):
 @pytest.mark.parametrize("classes", ["one class", "three classes"])
 def test_many_threads_with_leases_held_at_random(experts, mixed, engine, policy, classes, tmp_path):
     source = experts.source if classes == "one class" else mixed.source
-    happened = ("evictions", "pass_throughs", "joins", "prefetch_loads", "hits", "wasted", "first_consumptions")
+    happened = ("evictions", "pass_throughs", "joins", "prefetch_loads", "hits", "wasted")
     totals = np.zeros(len(happened), int)
     for round in range(3):
         budget = (TOP_K + 1) * 4096 if classes == "one class" else 180_000

@@ -192,3 +192,29 @@ def test_a_pin_that_joins_a_pass_through_gets_a_slot_all_the_same(experts):
         assert store.is_resident(0, 2) and sorted(engine.leases()) == [0, 1]
         assert experts.right((0, 2), passing.result())
         store.unpin(0, 2)
+
+
+def test_guesses_under_way_evict_for_no_more_than_half_of_the_slots(experts):
+    with scripted(experts, slots=8) as (store, engine):
+        caller = Caller(store.acquire_many, 0, range(8))
+        until(lambda: store.stats().misses == 8, "eight misses")
+        run_dry(engine)
+        caller.result().release()
+        handle = store.prefetch(1, range(6))
+        counted(store, prefetch_issued=4, evictions=4)
+        caller = Caller(store.acquire_many, 0, [8, 9, 10])  # guesses are queued, and demands still find slots
+        until(lambda: store.stats().misses == 11, "three misses")
+        run_dry(engine)
+        caller.result().release()
+        run_dry(engine)
+        counted(store, demand_loads=11, pass_throughs=0, prefetch_loads=4)
+        assert sorted(handle.result().values()) == ["loaded"] * 4 + ["no_room"] * 2
+        assert store.prefetch(1, [4, 5]).wait(0) is False  # those have landed: others may follow
+        run_dry(engine)
+
+
+def test_guesses_into_free_slots_are_not_held_back(experts):
+    with scripted(experts, slots=8) as (store, engine):
+        store.prefetch(0, range(8))
+        counted(store, prefetch_issued=8, evictions=0)
+        run_dry(engine)
