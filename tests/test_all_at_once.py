@@ -145,3 +145,23 @@ def test_everything_holds_at_once(experts, tmp_path, engine):
 @pytest.mark.stress
 def test_everything_holds_at_once_for_long(experts, tmp_path, engine, stress_seconds):
     Everything(experts, tmp_path, engine, stress_seconds / 2, time.time_ns()).run()
+
+
+def test_a_store_may_be_asked_for_reports_while_it_is_closed(experts, engine):
+    """What a report looks at may be freed meanwhile: AddressSanitizer sees it."""
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        store, over = fastcache.open(experts.source, "all", engine=engine, mlock="off"), threading.Event()
+
+        def look(store=store, over=over):
+            while not over.is_set():
+                assert store._speculation()["io"]["stops_asked"] >= 0
+
+        threads = [threading.Thread(target=look) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        store.close()
+        over.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
