@@ -1,7 +1,7 @@
 """Build the compiled half: every ``fastcache_ext/*.pyx`` is one extension module.
 
 Everything else about the distribution is in pyproject.toml.
-FASTCACHE_BUILD=asan|tsan|debug adds that instrumentation (see ci/asan.sh).
+FASTCACHE_BUILD=asan|tsan|debug adds that instrumentation (see ci/asan.sh); quick leaves optimisation out.
 """
 
 import os
@@ -14,6 +14,7 @@ from setuptools import Extension, setup
 PACKAGE = Path("fastcache_ext")
 FLAGS = {
     "": ["-O2"],
+    "quick": ["-O0"],
     "debug": ["-O1", "-g", "-DFC_CHECK=1"],
     "asan": ["-O1", "-g", "-DFC_CHECK=1", "-fsanitize=address", "-fno-omit-frame-pointer"],
     "tsan": ["-O1", "-g", "-fsanitize=thread", "-Wno-tsan"],

@@ -92,7 +92,8 @@ def test_a_wheel_builds_from_the_sdist_offline(sdist, tmp_path):
     (tree,) = tmp_path.iterdir()
     offline = "import socket\ndef refuse(*a, **k): raise OSError('offline')\nsocket.socket.connect = refuse\n"
     out = tmp_path / "wheel"
-    run(f"{offline}from setuptools import build_meta; build_meta.build_wheel({str(out)!r})", tree)
+    quick = "import os\nos.environ['FASTCACHE_BUILD'] = 'quick'\n"  # what is built is what matters, not how well
+    run(f"{offline}{quick}from setuptools import build_meta; build_meta.build_wheel({str(out)!r})", tree)
     (wheel,) = out.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {re.sub(r"\..*", "", os.path.basename(name)) for name in names if name.endswith(".so")}
