@@ -32,7 +32,8 @@ from fastcache_ext.table cimport (
 from fastcache_ext.threads cimport *
 
 cdef enum:
-    CROWD = 2               # guesses under way evict while they hold less than one slot in so many
+    CROWD = 8               # guesses under way evict while they hold less than one slot in so many ...
+    FEW = 4                 # ... or than so many, in a small cache, if that is less than half of it
 
 
 cdef void leave(fc_core *c) noexcept nogil:
@@ -205,10 +206,13 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
 
 
 cdef inline bint crowded(fc_core *c, int32_t key) noexcept nogil:
-    """Whether a guess would have to evict, while guesses under way hold half of the slots: they would crowd demands out."""
+    """Whether a guess would have to evict, while guesses under way hold their share of the slots: they crowd demands out."""
     cdef int cls = c.table.cls_of[key]
-    return (cls < c.arena.n_classes and c.table.free_head[cls] < 0 and c.guessed[cls] > 0
-            and CROWD * (c.guessed[cls] + 1) > c.arena.class_first[cls + 1] - c.arena.class_first[cls])
+    cdef int32_t slots
+    if cls >= c.arena.n_classes or c.table.free_head[cls] >= 0 or c.guessed[cls] == 0:
+        return False
+    slots = c.arena.class_first[cls + 1] - c.arena.class_first[cls]
+    return c.guessed[cls] >= min(max(slots // CROWD, <int32_t>FEW), slots // 2)
 
 
 cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcept nogil:

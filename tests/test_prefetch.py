@@ -194,7 +194,7 @@ def test_a_pin_that_joins_a_pass_through_gets_a_slot_all_the_same(experts):
         store.unpin(0, 2)
 
 
-def test_guesses_under_way_evict_for_no_more_than_half_of_the_slots(experts):
+def test_guesses_under_way_evict_for_no_more_than_their_share_of_the_slots(experts):
     with scripted(experts, slots=8) as (store, engine):
         caller = Caller(store.acquire_many, 0, range(8))
         until(lambda: store.stats().misses == 8, "eight misses")
