@@ -14,4 +14,6 @@ cdef class Keys:
 
     cdef int read(self, Core core, object layer, object experts) except -1
     cdef int adopt(self, const int32_t *keys, int n) except -1
+    cdef int find(self, int32_t key) noexcept
+    cdef void put(self, int i, int32_t key, int j) noexcept
     cdef int reserve(self, Py_ssize_t count) except -1

@@ -47,7 +47,7 @@ cdef class Keys:
         free(self.index)
 
     cdef int read(self, Core core, object layer, object experts) except -1:
-        cdef int i, j
+        cdef int i
         cdef int32_t k
         cdef list items
         cdef dict seen = None
@@ -78,31 +78,30 @@ cdef class Keys:
             seen = {}
         for i in range(self.count):
             k = items[i]
-            if seen is not None:
-                j = seen.setdefault(k, self.n)
-            else:
-                j = 0
-                while j < self.n and self.keys[j] != k:
-                    j += 1
-            if j == self.n:
-                self.keys[j] = k
-                self.n += 1
-            self.index[i] = j
+            self.put(i, k, seen.setdefault(k, self.n) if seen is not None else self.find(k))
         return 0
 
     cdef int adopt(self, const int32_t *keys, int n) except -1:
         """Take what read_plain has read."""
-        cdef int i, j
+        cdef int i
         self.reserve(n)
         for i in range(n):
-            j = 0
-            while j < self.n and self.keys[j] != keys[i]:
-                j += 1
-            if j == self.n:
-                self.keys[j] = keys[i]
-                self.n += 1
-            self.index[i] = j
+            self.put(i, keys[i], self.find(keys[i]))
         return 0
+
+    cdef int find(self, int32_t key) noexcept:
+        """Where `key` stands among the distinct ones, or their number."""
+        cdef int j = 0
+        while j < self.n and self.keys[j] != key:
+            j += 1
+        return j
+
+    cdef void put(self, int i, int32_t key, int j) noexcept:
+        """Input `i` is `key`, which stands at `j`."""
+        if j == self.n:
+            self.keys[j] = key
+            self.n += 1
+        self.index[i] = j
 
     cdef int reserve(self, Py_ssize_t count) except -1:
         self.keys = <int32_t *>malloc((count + 1) * sizeof(int32_t))
