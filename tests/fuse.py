@@ -9,17 +9,16 @@ import errno
 import os
 import select
 import struct
-import subprocess
 import sys
 
-import pytest
+from gate import Gate
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 INIT, GETATTR, OPEN, READ, RELEASE, FLUSH, INTERRUPT, FORGET, FORGETS, DESTROY = 26, 3, 14, 15, 18, 25, 36, 2, 42, 38
 FLAGS = 1 << 22 | 1  # INIT: requests of up to 1 MiB; reading ahead does not wait
 
 
-class SlowFile:
+class SlowFile(Gate):
     """Context manager: a file of `nbytes` equal bytes at `path`; reads are answered, or held until they may go on."""
 
     def __init__(self, path, data):
@@ -27,32 +26,13 @@ class SlowFile:
         path.write_bytes(b"")
 
     def __enter__(self):
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        arguments = [str(self.path), str(len(self.data)), str(self.data[0])]
-        self.process = subprocess.Popen([sys.executable, __file__, *arguments], **pipes)
-        if self.process.stdout.readline() != b"mounted\n":
-            pytest.skip(f"FUSE: {self.process.communicate()[1].decode().strip()}")
-        return self
+        arguments = [__file__, str(self.path), str(len(self.data)), str(self.data[0])]
+        return self.start(arguments, b"mounted\n", "FUSE")
 
     def __exit__(self, *exc):
         LIBC.umount2(os.fsencode(self.path), 2)  # MNT_DETACH
         self.process.kill()
-        self.process.communicate()
-
-    def say(self, word, answer):
-        self.process.stdin.write(word)
-        self.process.stdin.flush()
-        while self.process.stdout.readline() != answer:
-            pass
-
-    def hold(self):
-        self.say(b"h", b"holding\n")
-
-    def let_go(self):
-        self.say(b"p", b"passing\n")
-
-    def wait_for_one(self):
-        assert self.process.stdout.readline() == b"held\n"
+        self.end()
 
 
 def serve(path, nbytes, byte):

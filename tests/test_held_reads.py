@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from gate import Gate
 from rig import Caller, Experts, assert_identities, expert_bytes, layers_of, until
 
 import fastcache
@@ -47,34 +48,6 @@ while True:
 """
 
 
-class Holder:
-    """Another process that decides when reads of a file go on."""
-
-    def __init__(self, path):
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        self.process = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], **pipes)
-        if self.process.stdout.readline() != b"watching\n":
-            pytest.skip(f"fanotify: {self.process.communicate()[1].decode().strip()}")
-
-    def say(self, word, answer):
-        self.process.stdin.write(word)
-        self.process.stdin.flush()
-        while self.process.stdout.readline() != answer:
-            pass
-
-    def hold(self):
-        self.say(b"h", b"holding\n")
-
-    def let_go(self):
-        self.say(b"p", b"passing\n")
-
-    def wait_for_one(self):
-        assert self.process.stdout.readline() == b"held\n"
-
-    def end(self):
-        self.process.communicate()
-
-
 @pytest.fixture
 def experts(disk):
     return Experts(disk, layers_of(1, 8, 9_000))
@@ -82,7 +55,7 @@ def experts(disk):
 
 @pytest.fixture
 def holder(experts):
-    holder = Holder(experts.path)
+    holder = Gate().start(["-c", HOLDER, str(experts.path)], b"watching\n", "fanotify")
     yield holder
     holder.end()
 
