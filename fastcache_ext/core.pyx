@@ -28,7 +28,7 @@ from fastcache_ext.arena cimport (
 from fastcache_ext.files cimport FileSet
 from fastcache_ext.ghosts cimport MAX_GHOSTS
 from fastcache_ext.ioqueue cimport FC_ECLOSED, fc_extent, fc_port
-from fastcache_ext.landing cimport landing_port
+from fastcache_ext.port cimport core_port
 from fastcache_ext.monitor cimport (
     core_close, core_free, core_haunt, core_lock, core_new, core_unlock, fc_node,
 )
@@ -152,7 +152,7 @@ cdef class Core:
         self.c.direct_required = direct_required
         self.c.overflow_limit = overflow
         self.c.evidence.mode = SPECULATION[speculation]
-        landing_port(self.c, &port)
+        core_port(self.c, &port)
         self.worker.core = self.c       # before what may fail: _stop() reaches the core through it
         self._start(&port, engine, queue_depth, io_threads)
         self.worker.ring = self.ring
