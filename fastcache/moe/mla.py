@@ -45,9 +45,10 @@ class Mla:
     Notes
     -----
     Per token and layer the cache takes one row of kv_lora_rank + qk_rope_head_dim float32: 2,304 bytes for DeepSeek-V3
-    and Kimi K2 (as keys and values, the 128 heads of the former would take 163,840). Keys are never expanded: a head's query
-    goes through that head's part of `kv_b_proj` into the latent space, where all heads share the keys; so a prefill
-    takes about three times the products that expanded attention takes, and a decoded token a hundred times fewer.
+    and Kimi K2 (as keys and values, the 128 heads of the former would take 163,840). Keys are never expanded: a head's
+    query goes through that head's part of `kv_b_proj` into the latent space, where all heads share the keys; so a
+    prefill takes about three times the products that expanded attention takes, and a decoded token a hundred times
+    fewer.
 
     While it runs, a call holds `kv_b_proj` as float32, 64 MiB for DeepSeek-V3, 4 * heads * T * (kv_lora_rank +
     qk_rope_head_dim) bytes of queries, and `SCORES` attention weights. Safe to call from any number of threads, each
