@@ -103,7 +103,7 @@ class Rope:
         return cos, sin
 
 
-def rope_of(config: Config, dim: int, layer_type: str | None = None, *, interleaved: bool = False) -> Rope:
+def rope_of(config: Config, dim: int, layer_type: str | None = None, *, interleaved: bool | None = None) -> Rope:
     """Return the rope of a config.
 
     Parameters
@@ -114,8 +114,9 @@ def rope_of(config: Config, dim: int, layer_type: str | None = None, *, interlea
         Width of what is rotated: a head, of which `partial_rotary_factor` is rotated; or MLA's `qk_rope_head_dim`.
     layer_type : str, optional
         "full_attention", "sliding_attention", ...: needed where the config has parameters for each.
-    interleaved : bool
-        Rotate neighbours, as DeepSeek does, and GGUF files of the architecture "llama".
+    interleaved : bool, optional
+        Rotate neighbours. Default: what the config says under `rope_interleave`, as it does of GGUF files of the
+        architecture "llama", whose rows were permuted so; else no.
 
     Returns
     -------
@@ -132,6 +133,8 @@ def rope_of(config: Config, dim: int, layer_type: str | None = None, *, interlea
     that keys in a cache would have been rotated by others: it is computed up to `max_position_embeddings`, where it is
     the default, and refused beyond.
     """
+    if interleaved is None:
+        interleaved = bool(config_value(config, "rope_interleave"))
     parameters = rope_parameters(config, layer_type)
     rotary = int(dim * _number(parameters, "partial_rotary_factor", 1.0))
     if rotary <= 0 or rotary % 2 or rotary > dim:
