@@ -1,4 +1,6 @@
-"""The tensors of a checkpoint that are no routed expert's, by name, as the file stores them."""
+"""Tensors of a checkpoint by name, as its files store them: for tests of what is computed around routed experts."""
+
+import json
 
 import ml_dtypes
 import numpy as np
@@ -10,7 +12,7 @@ DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F8_
 
 
 def trunk_of(path):
-    """Return layout, {name: array}."""
+    """Return the layout, and {name: array} of the tensors that are no routed expert's."""
     layout = build_layout(path)
     arrays = {}
     for name, info in layout.trunk.items():
@@ -23,6 +25,19 @@ def trunk_of(path):
     return layout, arrays
 
 
+def tensors_of(directory):
+    """Return {name: array} of all tensors of a safetensors checkpoint, read without fastcache."""
+    arrays = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        raw = path.read_bytes()
+        end = 8 + int.from_bytes(raw[:8], "little")
+        for name, info in json.loads(raw[8:end]).items():
+            if name != "__metadata__":
+                first, last = (end + offset for offset in info["data_offsets"])
+                arrays[name] = np.frombuffer(raw[first:last], DTYPES[info["dtype"]]).reshape(info["shape"])
+    return arrays
+
+
 class Rows:
     """A cache of one layer: concatenates."""
 
@@ -30,7 +45,7 @@ class Rows:
         self.kept = None
 
     def append(self, *rows):
-        self.kept = (
-            rows if self.kept is None else tuple(np.concatenate(pair) for pair in zip(self.kept, rows, strict=True))
-        )
-        return self.kept
+        if self.kept is not None:
+            rows = tuple(np.concatenate(pair) for pair in zip(self.kept, rows, strict=True))
+        self.kept = rows
+        return rows
