@@ -4,7 +4,7 @@ All architectures share one naming: blk.L.ffn_{gate,up,down}_exps.weight [E, out
 rows first; in old files blk.L.ffn_{gate,up,down}.E.weight. `general.architecture` tells the family. Sources: gguf's
 constants.py; llama.cpp's llama-model.cpp, for what a missing key means, and llama-graph.cpp (build_moe_ffn), for the
 order of gate and up.
-Imports numpy, formats, layout.families and layout.names.
+Imports numpy, formats, layout.families, layout.names and layout.gguf_decoder.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from fastcache.formats.header import Header
 from fastcache.layout.families import Family, Fused
+from fastcache.layout.gguf_decoder import decoder_of_metadata
 from fastcache.layout.names import FUSED, Kind, Rows
 
 BLOCK: Final = "blk"
@@ -81,9 +82,9 @@ def family_of_metadata(metadata: Mapping[str, Any]) -> Family:
 
 
 def config_of_metadata(metadata: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
-    """Return what config.json would say of the MoE layers, by its keys; the metadata itself is under "gguf"."""
+    """Return what config.json would say of the model, by its keys; the metadata itself is under "gguf"."""
     architecture = metadata.get("general.architecture")
-    config: dict[str, Any] = dict(_DEFAULTS.get(family.name, {}))
+    config: dict[str, Any] = {**decoder_of_metadata(metadata, family.name), **_DEFAULTS.get(family.name, {})}
     for key, name in _KEYS.items():
         value = metadata.get(f"{architecture}.{key}")
         if value is not None and (value or key not in _ZERO_IS_NONE):
