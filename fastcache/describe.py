@@ -62,6 +62,7 @@ def describe_store(
     cycle_bytes: int | None,
     speculation: dict[str, Any],
     overflow_limit: int,
+    metadata: tuple[int, int],
     not_indexed: Sequence[str],
 ) -> Description:
     """Return the description of a store from its settings `s`, the kernel's word on its memory `m`, and its files."""
@@ -114,6 +115,8 @@ def describe_store(
             "overflow_limit_bytes": overflow_limit,
             "overflow_bytes": m.get("overflow_bytes", 0),
             "overflow_peak_bytes": m.get("overflow_peak", 0),
+            "metadata_bytes": metadata[0],
+            "metadata_bytes_per_expert": -(-metadata[0] // max(1, metadata[1])),
             "files": len(rows),
             "not_indexed": list(not_indexed),
         }

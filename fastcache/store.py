@@ -97,6 +97,7 @@ class ExpertStore(Server):
         placement = assembly.place_experts(inventory, file_align)
         largest = max([512, *file_align])
         slot_align = max(PAGE, largest)
+        self._metadata_bytes = assembly.metadata_bytes(inventory, placement, settings.policy)
         sizing = self._sizing = size_store(inventory, placement.span, slot_align, settings, self.name)
         self.budget_bytes = sizing.budget
         self._start_reading(
