@@ -37,16 +37,18 @@ FASTCACHE = {
     "waves": "",
     "warming": "keys",
     "fingerprint": "inventory numpy",
+    "trunk": "errors formats layout numpy",
     "predictors": "errors keys numpy",
     "store": "assembly errors keys units settings failures curve describe speculation stats reports fingerprint "
-    "placement inventory sizing pyworker warming waves recording formats layout sources numpy fastcache_ext",
+    "placement inventory sizing pyworker warming waves recording trunk formats layout sources numpy fastcache_ext",
     "opening": "settings store",
     "recording": "errors units settings inventory sizing traces face numpy fastcache_ext",  # of face, the version
     "metrics": "describe errors reports stats store prometheus_client",
     "traces": "errors keys units budget memory layout placement rawread numpy matplotlib fastcache_ext",
     "quant": "errors formats numpy ml_dtypes gguf",
     "linear": "errors quant numpy",
-    "moe": "errors keys units formats layout quant linear predictors store numpy ml_dtypes",
+    "moe": "errors keys units formats layout quant linear trunk predictors settings store opening numpy ml_dtypes "
+    "tokenizers",
     "__init__": "errors keys sources stats store linear opening",
     "fixture": "numpy",
     "rawread": "numpy",

@@ -62,9 +62,12 @@ class Mla:
             for key in ("num_attention_heads", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
         )
         self.scale = softmax_scale(config, self.nope + self.rotary)
-        self._compressed_query = f"{prefix}q_a_proj.weight" in trunk
+        compressed = config_value(config, "q_lora_rank") is not None
+        parted = f"{prefix}k_b_proj.weight" in trunk  # GGUF
+        self._require("kv_a_proj_with_mqa", "o_proj", *(("k_b_proj", "v_b_proj") if parted else ("kv_b_proj",)))
+        self._require(*(("q_a_proj", "q_b_proj") if compressed else ("q_proj",)))
         self._key_norm = self._norm("kv_a_layernorm")
-        self._query_norm = self._norm("q_a_layernorm") if self._compressed_query else None
+        self._query_norm = self._norm("q_a_layernorm") if compressed else None
 
     def __call__(self, x: F32, start: int, cache: LayerCache) -> F32:
         """Attend from tokens to themselves and to all before them.
@@ -130,8 +133,8 @@ class Mla:
 
     def _expansions(self) -> tuple[F32, F32]:
         """Return what a latent becomes in each head: keys [heads, nope, rank] and values [heads, value, rank]."""
-        both = f"{self._prefix}kv_b_proj.weight"
-        if both in self._trunk:
+        if f"{self._prefix}k_b_proj.weight" not in self._trunk:
+            both = f"{self._prefix}kv_b_proj.weight"
             weight = _widened(self._trunk, both, self.rank)
             expected = (self.heads * (self.nope + self.value), self.rank)
             if weight.shape != expected:
@@ -152,10 +155,14 @@ class Mla:
         return y if bias is None else y + to_float32(bias)
 
     def _norm(self, name: str) -> F32:
-        full = f"{self._prefix}{name}.weight"
-        if full not in self._trunk:
-            raise MissingTensor(f"the checkpoint has no tensor {full!r}; its layer cannot be computed without it")
-        return to_float32(self._trunk[full])
+        self._require(name)
+        return to_float32(self._trunk[f"{self._prefix}{name}.weight"])
+
+    def _require(self, *names: str) -> None:
+        for name in names:
+            full = f"{self._prefix}{name}.weight"
+            if full not in self._trunk and f"{full}_packed" not in self._trunk:
+                raise MissingTensor(f"the checkpoint has no tensor {full!r}; its layer cannot be computed without it")
 
 
 def mla_of(config: Config, trunk: Trunk, prefix: str) -> Mla:
@@ -173,7 +180,7 @@ def mla_of(config: Config, trunk: Trunk, prefix: str) -> Mla:
     Raises
     ------
     MissingTensor
-        A norm is not in the trunk.
+        A weight is not in the trunk.
     UnsupportedCheckpoint
         The config lacks a size, or has a rope that is not computed here.
     """
