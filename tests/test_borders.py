@@ -45,7 +45,7 @@ FASTCACHE = {
     "metrics": "describe errors reports stats store prometheus_client",
     "traces": "errors keys units budget memory layout placement rawread numpy matplotlib fastcache_ext",
     "quant": "errors formats numpy ml_dtypes gguf",
-    "linear": "errors quant numpy",
+    "linear": "errors formats quant numpy",
     "moe": "errors keys units formats layout quant linear predictors store numpy ml_dtypes",
     "__init__": "errors keys sources stats store linear opening",
     "fixture": "numpy",
