@@ -49,6 +49,17 @@ def place_experts(inventory: Inventory, file_align: Sequence[int]) -> Placement:
     return placement
 
 
+_PER_KEY = 28 + 16  # bytes: the compiled half's tables; sizes, classes and records in Python
+_PER_TENSOR = 8 + 12  # bytes: its place in the slot; file and offset in the layout
+_POLICY_PER_KEY = {"next_use": 24, "s3fifo": 9, "lfu": 8, "sieve": 1, "lru": 0, "auto": 24}
+
+
+def metadata_bytes(inventory: Inventory, placement: Placement, policy: str) -> int:
+    """Return what a store keeps of its experts outside the budget, for as long as it is open; without ghosts."""
+    count, width = placement.tensors.shape
+    return int(count * (_PER_KEY + width * _PER_TENSOR + _POLICY_PER_KEY[policy]) + placement.extents.nbytes)
+
+
 def tensor_records(inventory: Inventory) -> list[tuple[list[tuple[Any, ...]], Mapping[str, str], list[int]]]:
     """Return what leases know of tensors, as the catalog takes it: (views, refused, bytes per tensor) a record."""
     return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastcache.settings import Settings
@@ -18,28 +18,16 @@ def feature(requested: object, used: object, reason: str = "", **more: object) -
     return {"requested": requested, "used": used, "reason": reason, **more}
 
 
-class Description(Mapping[str, Any]):
-    """A mapping: features to {requested, used, reason, ...}, figures to numbers. `str()` of it is for people."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = dict(values)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+class Description(dict[str, Any]):
+    """Features to {requested, used, reason, ...}, figures to numbers; JSON takes it. `str()` of it is for people."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists, strings and numbers, as JSON takes them."""
-        return {name: dict(value) if isinstance(value, dict) else value for name, value in self._values.items()}
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in self.items()}
 
     def __str__(self) -> str:
         lines = []
-        for name, value in self._values.items():
+        for name, value in self.items():
             if isinstance(value, dict) and "used" in value:
                 asked = "" if value["requested"] in (None, "auto", value["used"]) else f" (asked: {value['requested']})"
                 why = f": {value['reason']}" if value["reason"] else ""
@@ -74,6 +62,7 @@ def describe_store(
     cycle_bytes: int | None,
     speculation: dict[str, Any],
     overflow_limit: int,
+    metadata: tuple[int, int],
     not_indexed: Sequence[str],
 ) -> Description:
     """Return the description of a store from its settings `s`, the kernel's word on its memory `m`, and its files."""
@@ -126,6 +115,8 @@ def describe_store(
             "overflow_limit_bytes": overflow_limit,
             "overflow_bytes": m.get("overflow_bytes", 0),
             "overflow_peak_bytes": m.get("overflow_peak", 0),
+            "metadata_bytes": metadata[0],
+            "metadata_bytes_per_expert": -(-metadata[0] // max(1, metadata[1])),
             "files": len(rows),
             "not_indexed": list(not_indexed),
         }

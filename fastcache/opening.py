@@ -79,6 +79,8 @@ def open(
     ------
     CheckpointError, BudgetTooSmall, FeatureUnavailable, ValueError, TypeError
     """
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress is a callable or None; got {progress!r}")
     settings = resolve(
         budget=budget,
         policy=policy,

@@ -44,6 +44,7 @@ def described(store: Any, liburing: str | None) -> Description:
         cycle_bytes=store._sizing.cycle,
         speculation=describe_speculation(store._settings.speculation, store._speculation(), store._schedulers),
         overflow_limit=store._sizing.overflow,
+        metadata=(store._metadata_bytes, len(store)),
         not_indexed=store._inventory.not_indexed,
     )
 

@@ -102,6 +102,7 @@ class ExpertStore(Server):
         placement = assembly.place_experts(inventory, file_align)
         largest = max([512, *file_align])
         slot_align = max(PAGE, largest)
+        self._metadata_bytes = assembly.metadata_bytes(inventory, placement, settings.policy)
         sizing = self._sizing = size_store(inventory, placement.span, slot_align, settings, self.name)
         self.budget_bytes = sizing.budget
         self._start_reading(
@@ -296,7 +297,9 @@ class ExpertStore(Server):
             "an ExpertStore cannot be pickled: open the checkpoint again in the other process, or reopen() after a fork"
         )
 
-    def record(self, path: str | os.PathLike[str], max_bytes: int | str | None = None) -> recording.Recording:
+    def record(
+        self, path: str | os.PathLike[str], max_bytes: int | str | None = None, *, overwrite: bool = False
+    ) -> recording.Recording:
         """Write what happens in this store to a trace file, until stop(), close() or `max_bytes` (None: 1 GiB).
 
         Begin before the first request: `fastcache.traces.replay_exact` replays such a file to this store's counters.
@@ -304,12 +307,12 @@ class ExpertStore(Server):
         Raises
         ------
         OSError
-            The file cannot be written. If that happens later, the recording ends, and says so.
+            The file is there and `overwrite` is not set, or cannot be written. Later, that ends the recording.
         RecordingError, ValueError
             The store is being recorded already; `max_bytes` has no room for records.
         """
         header = recording.header_of(self, self.name, self._inventory, self._payload, self._sizing, self._settings)
-        return recording.record(self, header, path, max_bytes)
+        return recording.record(self, header, path, max_bytes, overwrite=overwrite)
 
     def mark_token(self, n: int = 1) -> None:
         """Say that what is requested from here on is for the next n tokens (of a prompt, say), in a recording."""

@@ -52,7 +52,7 @@ FASTCACHE = {
     "__init__": "errors keys sources stats store linear opening",
     "fixture": "numpy",
     "rawread": "numpy",
-    "demo": "face moe predictors fixture rawread numpy",
+    "demo": "budget face moe predictors fixture rawread numpy",
     "seed_replay": "face fixture numpy",
     "inspection": "errors inventory layout quant numpy",
     "cli": "errors units traces fixture demo seed_replay inspection click rich threadpoolctl",

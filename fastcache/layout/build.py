@@ -131,8 +131,9 @@ def _tables(checkpoint: Checkpoint, family: Family, rows: Rows) -> _Tables:
     spec = np.empty(len(rows.row), np.int32)
     offset = np.empty(len(rows.row), np.int64)
     nbytes = np.empty(len(rows.row), np.int64)
+    ends = np.searchsorted(rows.file, np.arange(len(checkpoint.headers) + 1))
     for file, header in enumerate(checkpoint.headers):
-        mine = rows.file == file
+        mine = slice(ends[file], ends[file + 1])
         at = rows.row[mine]
         to_global = np.array([number.setdefault(each, len(number)) for each in header.specs], np.int32)
         if len(at):
@@ -207,7 +208,8 @@ def _fused_layer(tables: _Tables, layer: int, group: np.ndarray) -> LayerExperts
 def _split_layer(tables: _Tables, layer: int, group: np.ndarray) -> LayerExperts:
     """Tensors per expert."""
     rows = tables.rows
-    kinds, column = np.unique(rows.kind[group], return_inverse=True)
+    kinds = np.unique(rows.kind[group])
+    column = np.searchsorted(kinds, rows.kind[group])
     expert = rows.expert[group]
     present = np.unique(expert)
     count = int(present[-1]) + 1
@@ -227,8 +229,11 @@ def _split_layer(tables: _Tables, layer: int, group: np.ndarray) -> LayerExperts
         stored = rows.kinds[kinds[kind]].stored
         raise CheckpointError(f"{tables.path}: layer {layer} expert {twice}: {stored} appears under two names")
     spec = np.where(table >= 0, tables.spec[table], -1)
-    looks, record_of = np.unique(spec, axis=0, return_inverse=True)
-    record_of = record_of.reshape(-1)
+    if (spec == spec[0]).all():
+        looks, record_of = spec[:1], np.zeros(count, np.int64)
+    else:
+        looks, record_of = np.unique(spec, axis=0, return_inverse=True)
+        record_of = record_of.reshape(-1)
     if (spec < 0).any():
         _check_siblings(tables, layer, [rows.kinds[kind] for kind in kinds], spec)
     widest = int((looks >= 0).sum(axis=1).max())
@@ -341,10 +346,11 @@ def _no_experts_text(checkpoint: Checkpoint) -> str:
 
 def _trunk(checkpoint: Checkpoint, rows: Rows, used: np.ndarray) -> dict[str, TensorInfo]:
     trunk: dict[str, TensorInfo] = {}
+    used = np.sort(used)  # and so by file
+    ends = np.searchsorted(rows.file[used], np.arange(len(checkpoint.headers) + 1))
     for file, header in enumerate(checkpoint.headers):
         left = np.ones(len(header), bool)
-        mine = used[rows.file[used] == file]
-        left[rows.row[mine]] = False
+        left[rows.row[used[ends[file] : ends[file + 1]]]] = False
         for row in np.flatnonzero(left).tolist():
             tensor = header.at(row)
             trunk[header.names[row]] = TensorInfo(
