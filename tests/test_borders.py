@@ -46,7 +46,7 @@ FASTCACHE = {
     "metrics": "describe errors reports stats store prometheus_client",
     "traces": "errors keys units budget memory layout placement rawread numpy matplotlib fastcache_ext",
     "quant": "errors formats numpy ml_dtypes gguf",
-    "linear": "errors quant numpy",
+    "linear": "errors formats quant numpy",
     "moe": "errors keys units formats layout quant linear trunk predictors settings store opening numpy ml_dtypes "
     "tokenizers",
     "__init__": "errors keys sources stats store linear opening",

@@ -27,8 +27,7 @@ from fastcache.moe.resident import ResidentExperts, layer_experts
 from fastcache.moe.routers import Routing, sigmoid
 from fastcache.moe.speculator import Speculator
 from fastcache.moe.trunk import layer_tensor
-from fastcache.quant.blocks import decoder_of, is_blocks
-from fastcache.quant.floats import is_plain
+from fastcache.quant.decodable import check_decodable, hollow
 
 F32: TypeAlias = NDArray[np.float32]
 _MOE_NAME = re.compile(r"ffn_gate_inp|exp_probs|ffn_.*(_shexp|exps|_latent)")  # GGUF's, after "blk.L."
@@ -176,7 +175,8 @@ def load_block(
     Raises
     ------
     UnsupportedCheckpoint
-        No forward for this family or its settings, or its experts are stored encoded. `fastcache.open` serves them.
+        No forward for this family or its settings, or its experts are stored in a way that `fastcache.linear` does not
+        decode. `fastcache.open` serves them.
     UnknownExpert
         The layer is dense, or there is no such layer.
     MissingTensor
@@ -190,7 +190,7 @@ def load_block(
     row = forward_of(layout.family, layout.format)
     located = layer_experts(layout, layer)
     for record in located.records:
-        _check_plain(record, layout.family)
+        _check_decodable(record, layout.family)
     top_k = layout.top_k
     if not top_k or top_k > len(located):
         raise UnsupportedCheckpoint(f"config.json: top-k is {top_k} and the layer has {len(located)} experts")
@@ -243,15 +243,12 @@ def _check_names(layout: Layout, layer: int, row: Forward) -> None:
         )
 
 
-def _check_plain(record: Record, family: str) -> None:
-    usable = {view.label for view in record.views if is_plain(view.dtype)}
-    for view in record.views:
-        if is_blocks(view.dtype):
-            decoder_of(view.dtype)
-            usable.add(view.label.removesuffix(".weight"))
-    if not usable.issuperset(ROLES):
-        stored = ", ".join(f"{tensor.label} {tensor.dtype}" for tensor in record.tensors)
-        raise UnsupportedCheckpoint(
-            f"the NumPy forward of {family!r} needs experts in F32, F16, BF16 or GGML's types; these are stored "
-            f"as {stored}. The bytes are served: use fastcache.open and decode them yourself"
-        )
+def _check_decodable(record: Record, family: str) -> None:
+    arrays = hollow((view.label, view.dtype, view.shape) for view in record.views)
+    for role in ROLES:
+        try:
+            check_decodable(arrays, role)
+        except UnsupportedCheckpoint as error:
+            raise UnsupportedCheckpoint(
+                f"the NumPy forward of {family!r} cannot use these experts: {error}; use fastcache.open and your own"
+            ) from error
