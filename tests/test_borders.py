@@ -55,7 +55,7 @@ FASTCACHE = {
     "demo": "budget face moe predictors fixture rawread numpy",
     "seed_replay": "face fixture numpy",
     "inspection": "errors inventory layout quant numpy",
-    "cli": "errors units traces fixture demo seed_replay inspection click rich threadpoolctl",
+    "cli": "errors units traces fixture demo seed_replay inspection face moe click rich threadpoolctl",
     "__main__": "cli",
 }
 # The same for the compiled half. libc and the atomics are open to all of it.

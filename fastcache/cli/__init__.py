@@ -9,6 +9,7 @@ import click
 from fastcache.cli.advise import advise
 from fastcache.cli.demo import demo
 from fastcache.cli.fixture import fixture
+from fastcache.cli.generate import generate
 from fastcache.cli.inspect import inspect
 from fastcache.cli.mrc import mrc
 from fastcache.cli.replay import replay
@@ -39,6 +40,7 @@ def main() -> None:
 main.add_command(advise)
 main.add_command(demo)
 main.add_command(fixture)
+main.add_command(generate)
 main.add_command(mrc)
 main.add_command(replay)
 main.add_command(inspect)
