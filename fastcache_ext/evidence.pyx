@@ -8,9 +8,10 @@ last is taken back if it is used later. Each resolution weighs
     loss   waits of demands while a guess kept the device busy, and demand reads of experts that a guess evicted
 
 and a predictor's cost is its waste plus (1 - share of guesses used) of its loss: a read that is used later was only moved.
-Both sides fade over 64 resolutions. Below 32 nothing is decided, but that eight wrong ones and none right stop it: of a predictor that is
-right half the time one in 256 begins so. Cost above gain stops the predictor, above half of it halves its calls. A stopped one may send
-four single guesses after 64 declined ones, then after 128, and so on up to 4,096; three of them decide whether it may start again.
+Both sides fade over 64 resolutions. Below 32 nothing is decided, but that eight wrong ones and none right stop it: of a predictor
+that is right half the time one in 256 begins so. Cost above gain stops the predictor, above half of it halves its calls. A stopped
+one may send four single guesses after 64 declined ones, then after 128, and so on up to 4,096; three of them decide whether it may
+start again.
 
 Every function is O(1), but for the end of a visit, which looks at each guess of its layer at most twice in the guess's life.
 Knows no slot state, lock, clock or name. May import libc.
