@@ -73,6 +73,7 @@ EXT = {
     "s3fifo": "policy order",
     "sieve": "policy order",
     "recorder": "counters policy threads posix std",
+    "crc": "cpython",
     "table": "policy arena counters",
     "ghost": "policy",
     "stack": "",
