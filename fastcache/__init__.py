@@ -21,6 +21,7 @@ from fastcache.errors import (
     BudgetTooSmall,
     CheckpointChanged,
     CheckpointError,
+    ChecksumMismatch,
     FastcacheError,
     FeatureUnavailable,
     ForkedStore,
@@ -42,7 +43,7 @@ from fastcache.store import ExpertLease, ExpertStore, Leases, Prefetch
 
 def __getattr__(name: str) -> object:
     """These modules are imported when they are first named."""
-    if name in ("metrics", "moe", "predictors", "traces"):
+    if name in ("integrity", "metrics", "moe", "predictors", "traces"):
         return _import_module(f"fastcache.{name}")
     raise AttributeError(f"module 'fastcache' has no attribute {name!r}")
 
@@ -57,6 +58,7 @@ __all__ = [
     "BudgetTooSmall",
     "CheckpointChanged",
     "CheckpointError",
+    "ChecksumMismatch",
     "ExpertKey",
     "ExpertLease",
     "ExpertSource",

@@ -9,7 +9,7 @@ cimport cython
 from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches, PyErr_Occurred
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport ENOSYS
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 
 import atexit
@@ -34,6 +34,7 @@ from fastcache_ext.monitor cimport (
 )
 from fastcache_ext.pread cimport pread_join, pread_start
 from fastcache_ext.recorder cimport FC_ENDED_CLOSED, recorder_end, recorder_join
+from fastcache_ext.sums cimport sums_new
 from fastcache_ext.table cimport table_resident
 from fastcache_ext.threads cimport fc_now_ns
 from fastcache_ext.uring cimport uring_join, uring_kick, uring_start, uring_stop_reads
@@ -83,7 +84,7 @@ cdef class Core:
 
     def _open(self, *, layers, cls_of, ext_first, extents, span, FileSet files, class_bytes, class_slots, policy,
               engine, chunk, queue_depth, io_threads, hugepages, mlock, registered, overflow, direct_required,
-              slot_align=4096, speculation="auto", ghosts=False, choosing=False):
+              slot_align=4096, speculation="auto", ghosts=False, choosing=False, sums=None):
         """Make the arena, the table and the engine.
 
         Parameters
@@ -105,6 +106,9 @@ cdef class Core:
             Which guesses are let in: see evidence.pyx.
         ghosts, choosing : bool
             Whether ghost caches of all policies watch the traffic, and whether they may change the policy.
+        sums : tuple, optional
+            (places int64 [keys, width], sizes int64 [records, width], record of each key uint16, checksums uint32 [keys]) of
+            tensors in layout order: what is read is held to the checksums; where they are None, `_sums()` gives what came.
 
         Raises OSError with the errno and the name of what the system refused.
         """
@@ -147,6 +151,8 @@ cdef class Core:
                        max(<int>queue_depth, <int>io_threads) + 1, chunk)
         finally:
             arena_unref(arena)          # the core has its own reference
+        if sums is not None:
+            self._check_arrivals(*map(copy, sums))
         if ghosts:
             self._haunt(choosing)
         self.c.direct_required = direct_required
@@ -174,6 +180,20 @@ cdef class Core:
         if self.c == NULL:
             raise MemoryError
         return 0
+
+    def _check_arrivals(self, bytes place, bytes nbytes, bytes record_of, bytes sums):
+        cdef int64_t keys = len(record_of) // 2
+        cdef int32_t width = len(place) // (8 * keys) if keys else 0
+        self.c.sums = sums_new(
+            keys, width, len(nbytes) // (8 * width) if width else 0, <const int64_t *><const char *>place,
+            <const int64_t *><const char *>nbytes, <const uint16_t *><const char *>record_of,
+            <const uint32_t *><const char *>sums if sums or not keys else NULL)
+        if self.c.sums == NULL:
+            raise MemoryError
+
+    def _sums(self):
+        """The checksums of what came so far, as bytes of uint32 [keys]. Nothing may be on its way."""
+        return (<const char *>self.c.sums.sums)[:4 * self.c.table.layer_first[self.n_layers]]
 
     cdef int _haunt(self, bint choosing) except -1:
         cdef int32_t kinds[MAX_GHOSTS]

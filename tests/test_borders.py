@@ -20,7 +20,7 @@ FASTCACHE = {
     "budget": "errors units",
     "settings": "errors units",
     "failures": "errors keys units",
-    "describe": "settings units",
+    "describe": "settings sidecar units",
     "speculation": "describe devices",
     "devices": "",
     "curve": "errors units",
@@ -33,15 +33,17 @@ FASTCACHE = {
     "placement": "errors keys layout numpy",
     "inventory": "errors keys formats layout sources placement numpy",
     "sizing": "budget inventory memory placement settings units numpy",
-    "assembly": "errors units settings describe inventory placement sizing numpy",
+    "sidecar": "errors fingerprint inventory placement numpy fastcache_ext",  # its CRC alone
+    "assembly": "errors units settings sidecar describe inventory placement sizing numpy",
     "waves": "",
     "warming": "keys",
     "fingerprint": "inventory numpy",
     "trunk": "errors formats layout numpy",
     "predictors": "errors keys numpy",
     "store": "assembly errors keys units settings failures curve describe speculation stats reports fingerprint "
-    "placement inventory sizing pyworker warming waves recording trunk formats layout sources numpy fastcache_ext",
+    "placement inventory sizing sidecar pyworker warming waves recording trunk formats layout sources numpy fastcache_ext",
     "opening": "settings store",
+    "integrity": "errors failures fingerprint inventory keys settings sidecar store numpy",
     "recording": "errors units settings inventory sizing traces face numpy fastcache_ext",  # of face, the version
     "metrics": "describe errors reports stats store prometheus_client",
     "traces": "errors keys units budget memory layout placement rawread numpy matplotlib fastcache_ext",
@@ -55,7 +57,7 @@ FASTCACHE = {
     "demo": "budget face moe predictors fixture rawread numpy",
     "seed_replay": "face fixture numpy",
     "inspection": "errors inventory layout quant numpy",
-    "cli": "errors units traces fixture demo seed_replay inspection face moe click rich threadpoolctl",
+    "cli": "errors units traces fixture demo seed_replay inspection integrity face moe click rich threadpoolctl",
     "__main__": "cli",
 }
 # The same for the compiled half. libc and the atomics are open to all of it.
@@ -75,6 +77,8 @@ EXT = {
     "s3fifo": "policy order",
     "sieve": "policy order",
     "recorder": "counters policy threads posix std",
+    "crc": "cpython",
+    "sums": "crc",
     "table": "policy arena counters",
     "ghost": "policy",
     "stack": "",
@@ -85,14 +89,14 @@ EXT = {
     "pread": "ioqueue threads posix",
     "ring": "liburing",
     "uring": "ioqueue liburing ring threads posix std",
-    "monitor": "threads counters evidence ghosts arena policy table ioqueue landing recorder",
-    "landing": "threads counters evidence arena table ioqueue files monitor recorder",  # of monitor, the structs alone
+    "monitor": "threads counters evidence ghosts arena policy sums table ioqueue landing recorder",
+    "landing": "threads counters evidence arena sums table ioqueue files monitor recorder",  # of monitor, its structs
     "requests": "threads counters evidence ghosts arena policy table ioqueue monitor landing recorder",
     "auto": "arena ioqueue policy table monitor ghosts recorder threads",
     "worker": "arena monitor landing auto ghosts threads uring",
     "hold": "arena monitor",
-    "core": "threads counters evidence ghosts arena policy table ioqueue files liburing pread uring monitor landing "
-    "worker recorder cpython std",
+    "core": "threads counters evidence ghosts arena policy sums table ioqueue files liburing pread uring monitor "
+    "landing worker recorder cpython std",
     "tape": "arena monitor recorder core cpython std",
     "checker": "monitor recorder table",
     "replay": "checker arena counters evidence policy table ioqueue monitor landing recorder requests cpython",
