@@ -41,7 +41,8 @@ FASTCACHE = {
     "trunk": "errors formats layout numpy",
     "predictors": "errors keys numpy",
     "store": "assembly errors keys units settings failures curve describe speculation stats reports fingerprint "
-    "placement inventory sizing sidecar pyworker warming waves recording trunk formats layout sources numpy fastcache_ext",
+    "placement inventory sizing sidecar pyworker warming waves recording trunk formats layout sources numpy "
+    "fastcache_ext",
     "opening": "settings store",
     "integrity": "errors failures fingerprint inventory keys settings sidecar store numpy",
     "recording": "errors units settings inventory sizing traces face numpy fastcache_ext",  # of face, the version
