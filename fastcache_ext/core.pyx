@@ -27,6 +27,7 @@ from fastcache_ext.arena cimport (
 )
 from fastcache_ext.files cimport FileSet
 from fastcache_ext.ghosts cimport MAX_GHOSTS
+from fastcache_ext.hold cimport hold_arena, unhold_arena
 from fastcache_ext.ioqueue cimport FC_ECLOSED, fc_extent, fc_port
 from fastcache_ext.landing cimport landing_port
 from fastcache_ext.monitor cimport (
@@ -40,7 +41,20 @@ from fastcache_ext.threads cimport fc_now_ns
 from fastcache_ext.uring cimport uring_join, uring_kick, uring_start, uring_stop_reads
 from fastcache_ext.worker cimport fc_worker, worker_join, worker_leave_ring, worker_start
 
-cdef extern from "Python.h":
+cdef extern from *:
+    """
+    /* an int of one digit, or -1: what needs no call */
+    static CYTHON_INLINE Py_ssize_t fc_small(PyObject *o) {
+        if (!PyLong_CheckExact(o))
+            return -1;
+    #if PY_VERSION_HEX >= 0x030C0000
+        return PyUnstable_Long_IsCompact((PyLongObject *)o) ? PyUnstable_Long_CompactValue((PyLongObject *)o) : -1;
+    #else
+        return Py_SIZE(o) == 1 ? (Py_ssize_t)((PyLongObject *)o)->ob_digit[0] : Py_SIZE(o) == 0 ? 0 : -1;
+    #endif
+    }
+    """
+    Py_ssize_t fc_small(object number) noexcept
     Py_ssize_t clipped "PyNumber_AsSsize_t" (object number, void *overflow) noexcept        # NULL: clip; -1 with an error set
 
 cdef int64_t GUESS_CHUNK = 1 << 20      # bytes of the one guess read that a demand may have to wait for
@@ -179,6 +193,7 @@ cdef class Core:
             self.fileset.n_files if self.fileset is not None else 0, n_ops, chunk, min(chunk, GUESS_CHUNK))
         if self.c == NULL:
             raise MemoryError
+        hold_arena(arena)               # until _stop(): the first Hold need not take a reference
         return 0
 
     def _check_arrivals(self, bytes place, bytes nbytes, bytes record_of, bytes sums):
@@ -275,6 +290,7 @@ cdef class Core:
         if rc != 0:
             return False
         self.closed = True
+        unhold_arena(self.c.arena)
         arena_unref(self.c.arena)
         self.c.arena = NULL
         return True
@@ -330,12 +346,14 @@ cdef class Core:
 
     cdef int32_t key(self, object layer, object expert) except -1:
         cdef Py_ssize_t l, e
-        l = clipped(layer, NULL)
-        if l == -1 and PyErr_Occurred() != NULL:
-            return self.not_a_key("layer", layer)
-        e = clipped(expert, NULL)
-        if e == -1 and PyErr_Occurred() != NULL:
-            return self.not_a_key("expert", expert)
+        l, e = fc_small(layer), fc_small(expert)
+        if l < 0 or e < 0:
+            l = clipped(layer, NULL)
+            if l == -1 and PyErr_Occurred() != NULL:
+                return self.not_a_key("layer", layer)
+            e = clipped(expert, NULL)
+            if e == -1 and PyErr_Occurred() != NULL:
+                return self.not_a_key("expert", expert)
         cdef int32_t i = self.layer_index[l] if 0 <= l <= self.max_layer else -1
         if (i < 0 or e < 0 or e >= self.layer_first[i + 1] - self.layer_first[i]
                 or self.c.span[self.layer_first[i] + e] < 0):

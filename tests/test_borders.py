@@ -97,7 +97,7 @@ EXT = {
     "worker": "arena monitor landing auto ghosts threads uring",
     "hold": "arena monitor",
     "core": "threads counters evidence ghosts arena policy sums table ioqueue files liburing pread uring monitor "
-    "landing worker recorder cpython std",
+    "landing worker recorder cpython std hold",
     "tape": "arena monitor recorder core cpython std",
     "checker": "monitor recorder table",
     "replay": "checker arena counters evidence policy table ioqueue monitor landing recorder requests cpython",
