@@ -12,6 +12,7 @@ from fastcache.cli.demo import demo
 from fastcache.cli.fixture import fixture
 from fastcache.cli.inspect import inspect
 from fastcache.cli.mrc import mrc
+from fastcache.cli.pack import pack
 from fastcache.cli.replay import replay
 from fastcache.cli.replay_seed import replay_seed
 from fastcache.cli.verify import verify
@@ -43,6 +44,7 @@ main.add_command(checksum)
 main.add_command(demo)
 main.add_command(fixture)
 main.add_command(mrc)
+main.add_command(pack)
 main.add_command(replay)
 main.add_command(inspect)
 main.add_command(replay_seed)
