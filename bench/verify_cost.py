@@ -2,8 +2,8 @@
 
     python bench/verify_cost.py DIR [--rounds 5]
 
-Writes a file of 1 GiB of random bytes to DIR, as 4.5 MiB experts, and its sidecar. Cold: `acquire_many` of 8 experts that
-are not resident, in random order. CPU is user + system of the process, per GiB of payload. Hits: the least ns per
+Writes a file of 1 GiB of random bytes to DIR, as 4.5 MiB experts, and its sidecar. Cold: `acquire_many` of 8 experts
+that are not resident, in random order. CPU is user + system of the process, per GiB of payload. Hits: the least ns per
 `acquire` and release over many short chunks that alternate between the two stores.
 """
 
