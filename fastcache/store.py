@@ -28,6 +28,7 @@ from fastcache.sidecar import checks
 from fastcache.sizing import size_store
 from fastcache.speculation import limit_guesses
 from fastcache.stats import Stats
+from fastcache.trunk import Trunk
 from fastcache.units import format_bytes
 from fastcache.warming import Warmed, warm
 from fastcache.waves import Waves
@@ -57,6 +58,9 @@ class ExpertStore(Server):
         The model family's row, or "unknown".
     top_k : int or None
         Experts that a token uses in a layer.
+    trunk : Trunk
+        Every tensor of no routed expert by its on-disk name: read-only, as stored, memory-mapped when asked for. Its
+        arrays outlive `close()`. Empty for a source.
     budget_bytes : int
         What the arena may take; `describe()["arena_bytes"]` is what it takes.
     fingerprint : str
@@ -88,6 +92,7 @@ class ExpertStore(Server):
             else type(source).__name__
         )
         self.family, self.top_k = inventory.family, inventory.top_k
+        self.trunk = Trunk(inventory.layout)
         direct = cast(Literal["auto", "require", "off"], settings.direct)
         self._files = FileSet(inventory.paths, direct=direct, memory=inventory.memory)
         rows = self._files.describe()

@@ -6,7 +6,7 @@ from trunks import Rows, trunk_of
 from fastcache.layout.gguf_decoder import hub_name
 from fastcache.linear import linear
 from fastcache.moe import load_block
-from fastcache.moe.ffn import swiglu
+from fastcache.moe.ffn import silu
 from fastcache.moe.mla import mla_of
 from fastcache.moe.rope import rope_of
 from fastcache.quant.blocks import blocks_to_float32, is_blocks
@@ -38,13 +38,16 @@ class Plain:
             prefix = f"model.layers.{n}."
             h = h + attention(self.norm(h, f"{prefix}input_layernorm"), self.start, cache)
             x = self.norm(h, f"{prefix}post_attention_layernorm")
-            dense = {role: self.trunk.get(f"{prefix}mlp.{role}_proj.weight") for role in ("gate", "up", "down")}
-            h = h + (self.blocks[n](x) if n in self.blocks else swiglu(x, dense))
+            h = h + (self.blocks[n](x) if n in self.blocks else self._dense(x, f"{prefix}mlp."))
         self.start += len(ids)
         return linear(self.norm(h, "model.norm"), self.trunk, "lm_head.weight")
 
     def norm(self, x, name):
         return to_float32(self.trunk[f"{name}.weight"]) * (x / np.sqrt((x * x).mean(-1, keepdims=True) + self.epsilon))
+
+    def _dense(self, x, prefix):
+        inner = silu(self._project(x, f"{prefix}gate_proj")) * self._project(x, f"{prefix}up_proj")
+        return self._project(inner, f"{prefix}down_proj")
 
     def _attention(self, prefix, layer):
         if "kv_lora_rank" in self.config:

@@ -38,17 +38,20 @@ FASTCACHE = {
     "waves": "",
     "warming": "keys",
     "fingerprint": "inventory numpy",
+    "trunk": "errors formats layout numpy",
     "predictors": "errors keys numpy",
     "store": "assembly errors keys units settings failures curve describe speculation stats reports fingerprint "
-    "placement inventory sizing sidecar pyworker warming waves recording formats layout sources numpy fastcache_ext",
+    "placement inventory sizing sidecar pyworker warming waves recording trunk formats layout sources numpy "
+    "fastcache_ext",
     "opening": "settings store",
     "integrity": "errors failures fingerprint inventory keys settings sidecar store numpy",
     "recording": "errors units settings inventory sizing traces face numpy fastcache_ext",  # of face, the version
     "metrics": "describe errors reports stats store prometheus_client",
     "traces": "errors keys units budget memory layout placement rawread numpy matplotlib fastcache_ext",
     "quant": "errors formats numpy ml_dtypes gguf",
-    "linear": "errors quant numpy",
-    "moe": "errors keys units formats layout quant linear predictors store numpy ml_dtypes",
+    "linear": "errors formats quant numpy",
+    "moe": "errors keys units formats layout quant linear trunk predictors settings store opening numpy ml_dtypes "
+    "tokenizers",
     "__init__": "errors keys sources stats store linear opening",
     "fixture": "numpy",
     "rawread": "numpy",
@@ -57,7 +60,8 @@ FASTCACHE = {
     "shards": "errors formats inventory layout numpy",
     "packing": "errors formats inspection inventory layout shards sidecar fastcache_ext",  # of the last, the CRC
     "inspection": "errors inventory layout quant numpy",
-    "cli": "errors units traces fixture demo seed_replay inspection integrity packing click rich threadpoolctl",
+    "cli": "errors units traces fixture demo seed_replay inspection integrity packing face moe click rich "
+    "threadpoolctl",
     "__main__": "cli",
 }
 # The same for the compiled half. libc and the atomics are open to all of it.

@@ -7,6 +7,7 @@ import numpy as np
 
 from fastcache.formats import ggml
 from fastcache.layout.build import build_layout
+from fastcache.layout.quantization import Quantization
 
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F8_E4M3": ml_dtypes.float8_e4m3fn}
 
@@ -14,6 +15,7 @@ DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F8_
 def trunk_of(path):
     """Return the layout, and {name: array} of the tensors that are no routed expert's."""
     layout = build_layout(path)
+    quantization = Quantization(layout.config)
     arrays = {}
     for name, info in layout.trunk.items():
         raw = np.fromfile(layout.files[info.file], np.uint8, count=info.nbytes, offset=info.offset)
@@ -21,7 +23,7 @@ def trunk_of(path):
         if dtype is None:
             arrays[name] = raw.view(ggml.carrier(info.dtype)).reshape(*info.shape[:-1], -1)
         else:
-            arrays[name] = raw.view(dtype).reshape(info.shape)
+            arrays[name] = raw.view(quantization.carrier(info.dtype, np.dtype(dtype))).reshape(info.shape)
     return layout, arrays
 
 

@@ -10,6 +10,7 @@ from fastcache.cli.advise import advise
 from fastcache.cli.checksum import checksum
 from fastcache.cli.demo import demo
 from fastcache.cli.fixture import fixture
+from fastcache.cli.generate import generate
 from fastcache.cli.inspect import inspect
 from fastcache.cli.mrc import mrc
 from fastcache.cli.pack import pack
@@ -43,6 +44,7 @@ main.add_command(advise)
 main.add_command(checksum)
 main.add_command(demo)
 main.add_command(fixture)
+main.add_command(generate)
 main.add_command(mrc)
 main.add_command(pack)
 main.add_command(replay)

@@ -28,6 +28,7 @@ from fastcache.layout.families import (
 from fastcache.layout.gguf import config_of_metadata, family_of_metadata, find_gguf_rows
 from fastcache.layout.labels import Part, make_record, role_of
 from fastcache.layout.names import FUSED, Kind, Rows, find_rows
+from fastcache.layout.quantization import Quantization
 from fastcache.layout.record import LayerExperts, Layout, Record, TensorInfo
 
 PAD_PREFIX = "fastcache.pad."  # tensors of padding, which `fastcache pack` writes between experts
@@ -47,6 +48,7 @@ class _Tables:
     offset: np.ndarray  # int64 [n]
     nbytes: np.ndarray  # int64 [n]
     blocks: Mapping[str, ggml.Block]  # of GGML's types; empty for other formats
+    quantization: Quantization
     records: dict[tuple[tuple[int, int, int], ...], Record]  # by (kind, spec, nbytes) of each tensor
 
 
@@ -140,7 +142,8 @@ def _tables(checkpoint: Checkpoint, family: Family, rows: Rows) -> _Tables:
         if len(at):
             spec[mine], offset[mine], nbytes[mine] = to_global[header.spec[at]], header.offset[at], header.nbytes[at]
     blocks = ggml.blocks() if checkpoint.format == "gguf" else {}
-    return _Tables(checkpoint.path, family, rows, list(number), spec, offset, nbytes, blocks, {})
+    quantization = Quantization(checkpoint.config)
+    return _Tables(checkpoint.path, family, rows, list(number), spec, offset, nbytes, blocks, quantization, {})
 
 
 def _layer(tables: _Tables, layer: int, group: np.ndarray) -> tuple[LayerExperts, np.ndarray] | None:
@@ -269,7 +272,7 @@ def _record(tables: _Tables, at: np.ndarray, nbytes: np.ndarray, where: str, *, 
             block = None if dtype in DTYPES else tables.blocks.get(dtype)
             parts.append(Part(stored, fused, dtype, shape[1:] if pieces else shape, size, block))
         in_block = _in_block(tables.family, tables.rows.kinds[kinds[0]])
-        tables.records[key] = make_record(tables.family, in_block, parts, where)
+        tables.records[key] = make_record(tables.family, in_block, parts, where, tables.quantization)
     return tables.records[key]
 
 

@@ -25,7 +25,7 @@ class Fused:
     roles: tuple[str, ...]  # ("gate", "up"), ("down",), ("gate.bias", "up.bias")
     transposed: bool = False  # stored [in, out]; a label's array is always [out, in]
     interleaved: bool = False  # rows of out alternate gate, up, gate, up; else all gate rows come first
-    encoded: bool = False  # blocks or scales: bytes under the stored name only
+    encoded: bool = False  # blocks or scales, [out, ...]: rows of a role under role + the last word of the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ FAMILIES: tuple[Family, ...] = (
             "down_proj": Fused(("down",), transposed=True),  # [E, I, H]
             "down_proj_bias": Fused(("down.bias",)),  # [E, H]
             # MXFP4, as on the hub: [E, out, in / 32, 16] and [E, out, in / 32].
-            "gate_up_proj_blocks": Fused(("gate", "up"), encoded=True),
-            "gate_up_proj_scales": Fused(("gate", "up"), encoded=True),
+            "gate_up_proj_blocks": Fused(("gate", "up"), interleaved=True, encoded=True),
+            "gate_up_proj_scales": Fused(("gate", "up"), interleaved=True, encoded=True),
             "down_proj_blocks": Fused(("down",), encoded=True),
             "down_proj_scales": Fused(("down",), encoded=True),
         },

@@ -1,11 +1,14 @@
 """A NumPy forward for MoE models whose experts come from a store, or from memory.
 
-`load_block(path, layer, experts=store)` streams; `experts="resident"` is the one-line change to compare with.
+`load(path)` gives a model that computes logits and generates tokens, `load_block(path, layer, experts=store)` one MoE
+block. Both stream; `experts="resident"` is the one-line change to compare with.
 """
 
 from fastcache.moe.arrival import Experts
 from fastcache.moe.block import MoEBlock, load_block
+from fastcache.moe.cache import KVCache
+from fastcache.moe.model import Model, load
 from fastcache.moe.resident import ResidentExperts
 from fastcache.moe.speculator import Speculator
 
-__all__ = ["Experts", "MoEBlock", "ResidentExperts", "Speculator", "load_block"]
+__all__ = ["Experts", "KVCache", "MoEBlock", "Model", "ResidentExperts", "Speculator", "load", "load_block"]

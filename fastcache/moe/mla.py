@@ -21,7 +21,8 @@ from fastcache.layout.families import config_value
 from fastcache.linear import linear
 from fastcache.moe.rope import Config, Rope, rope_of, softmax_scale
 from fastcache.quant.blocks import blocks_to_float32, is_blocks
-from fastcache.quant.floats import is_plain, to_float32
+from fastcache.quant.coded import coded_weight
+from fastcache.quant.floats import to_float32
 
 F32: TypeAlias = NDArray[np.float32]
 Trunk: TypeAlias = Mapping[str, NDArray[Any]]
@@ -62,9 +63,12 @@ class Mla:
             for key in ("num_attention_heads", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
         )
         self.scale = softmax_scale(config, self.nope + self.rotary)
-        self._compressed_query = f"{prefix}q_a_proj.weight" in trunk
+        compressed = config_value(config, "q_lora_rank") is not None
+        parted = f"{prefix}k_b_proj.weight" in trunk  # GGUF
+        self._require("kv_a_proj_with_mqa", "o_proj", *(("k_b_proj", "v_b_proj") if parted else ("kv_b_proj",)))
+        self._require(*(("q_a_proj", "q_b_proj") if compressed else ("q_proj",)))
         self._key_norm = self._norm("kv_a_layernorm")
-        self._query_norm = self._norm("q_a_layernorm") if self._compressed_query else None
+        self._query_norm = self._norm("q_a_layernorm") if compressed else None
 
     def __call__(self, x: F32, start: int, cache: LayerCache) -> F32:
         """Attend from tokens to themselves and to all before them.
@@ -130,17 +134,17 @@ class Mla:
 
     def _expansions(self) -> tuple[F32, F32]:
         """Return what a latent becomes in each head: keys [heads, nope, rank] and values [heads, value, rank]."""
-        both = f"{self._prefix}kv_b_proj.weight"
-        if both in self._trunk:
-            weight = _widened(self._trunk, both, self.rank)
+        if f"{self._prefix}k_b_proj.weight" not in self._trunk:
+            both = f"{self._prefix}kv_b_proj.weight"
+            weight = _widened(self._trunk, both)
             expected = (self.heads * (self.nope + self.value), self.rank)
             if weight.shape != expected:
                 raise UnsupportedCheckpoint(f"{both!r} has shape {weight.shape}; config.json says {expected}")
             parted = weight.reshape(self.heads, self.nope + self.value, self.rank)
             return parted[:, : self.nope], parted[:, self.nope :]
         # GGUF files keep the halves apart, and the keys' transposed.
-        keys = _widened(self._trunk, f"{self._prefix}k_b_proj.weight", self.nope)
-        values = _widened(self._trunk, f"{self._prefix}v_b_proj.weight", self.rank)
+        keys = _widened(self._trunk, f"{self._prefix}k_b_proj.weight")
+        values = _widened(self._trunk, f"{self._prefix}v_b_proj.weight")
         found = keys.shape, values.shape
         if found != ((self.heads, self.rank, self.nope), (self.heads, self.value, self.rank)):
             raise UnsupportedCheckpoint(f"k_b_proj and v_b_proj of {self._prefix!r} have shapes {found}")
@@ -152,10 +156,14 @@ class Mla:
         return y if bias is None else y + to_float32(bias)
 
     def _norm(self, name: str) -> F32:
-        full = f"{self._prefix}{name}.weight"
-        if full not in self._trunk:
-            raise MissingTensor(f"the checkpoint has no tensor {full!r}; its layer cannot be computed without it")
-        return to_float32(self._trunk[full])
+        self._require(name)
+        return to_float32(self._trunk[f"{self._prefix}{name}.weight"])
+
+    def _require(self, *names: str) -> None:
+        for name in names:
+            full = f"{self._prefix}{name}.weight"
+            if full not in self._trunk and f"{full}_packed" not in self._trunk:
+                raise MissingTensor(f"the checkpoint has no tensor {full!r}; its layer cannot be computed without it")
 
 
 def mla_of(config: Config, trunk: Trunk, prefix: str) -> Mla:
@@ -173,7 +181,7 @@ def mla_of(config: Config, trunk: Trunk, prefix: str) -> Mla:
     Raises
     ------
     MissingTensor
-        A norm is not in the trunk.
+        A weight is not in the trunk.
     UnsupportedCheckpoint
         The config lacks a size, or has a rope that is not computed here.
     """
@@ -182,16 +190,13 @@ def mla_of(config: Config, trunk: Trunk, prefix: str) -> Mla:
     return Mla(config, trunk, prefix, rope_of(config, rotary, interleaved=interleaved is None or bool(interleaved)))
 
 
-def _widened(trunk: Trunk, name: str, width: int) -> F32:
-    """Return a stored weight [..., width] as float32."""
+def _widened(trunk: Trunk, name: str) -> F32:
+    """Return a stored weight as float32, bit for bit what `linear` multiplies by."""
+    coded = coded_weight(trunk, name)
+    if coded is not None:
+        return coded.dense()
     stored = trunk[name]
-    if is_plain(stored.dtype):
-        return to_float32(stored)
-    if is_blocks(stored.dtype):
-        return blocks_to_float32(stored)
-    # Encoded with siblings, which linear knows: its product with the unit matrix is the weight itself, exactly.
-    unit = np.identity(width, np.float32)
-    return np.ascontiguousarray(linear(unit, trunk, name).T)
+    return blocks_to_float32(stored) if is_blocks(stored.dtype) else to_float32(stored)
 
 
 def _rms_norm(x: F32, weight: F32) -> F32:
