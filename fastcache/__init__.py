@@ -43,7 +43,7 @@ from fastcache.store import ExpertLease, ExpertStore, Leases, Prefetch
 
 def __getattr__(name: str) -> object:
     """These modules are imported when they are first named."""
-    if name in ("integrity", "metrics", "moe", "predictors", "traces"):
+    if name in ("integrity", "metrics", "moe", "packing", "predictors", "traces"):
         return _import_module(f"fastcache.{name}")
     raise AttributeError(f"module 'fastcache' has no attribute {name!r}")
 

@@ -57,8 +57,11 @@ FASTCACHE = {
     "rawread": "numpy",
     "demo": "budget face moe predictors fixture rawread numpy",
     "seed_replay": "face fixture numpy",
+    "shards": "errors formats inventory layout numpy",
+    "packing": "errors formats inspection inventory layout shards sidecar fastcache_ext",  # of the last, the CRC
     "inspection": "errors inventory layout quant numpy",
-    "cli": "errors units traces fixture demo seed_replay inspection integrity face moe click rich threadpoolctl",
+    "cli": "errors units traces fixture demo seed_replay inspection integrity packing face moe click rich "
+    "threadpoolctl",
     "__main__": "cli",
 }
 # The same for the compiled half. libc and the atomics are open to all of it.

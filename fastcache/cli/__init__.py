@@ -13,6 +13,7 @@ from fastcache.cli.fixture import fixture
 from fastcache.cli.generate import generate
 from fastcache.cli.inspect import inspect
 from fastcache.cli.mrc import mrc
+from fastcache.cli.pack import pack
 from fastcache.cli.replay import replay
 from fastcache.cli.replay_seed import replay_seed
 from fastcache.cli.verify import verify
@@ -45,6 +46,7 @@ main.add_command(demo)
 main.add_command(fixture)
 main.add_command(generate)
 main.add_command(mrc)
+main.add_command(pack)
 main.add_command(replay)
 main.add_command(inspect)
 main.add_command(replay_seed)
