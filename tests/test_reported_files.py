@@ -128,7 +128,11 @@ def test_a_scale_is_found_under_each_of_its_names_and_float8_without_one_is_byte
             with fastcache.open(single(tmp_path / f"{suffix}-{kind}", [*weights, *grid], config), "all") as store:
                 for role in MODULES:
                     np.testing.assert_array_equal(weight_of(store, 0, 0, role, 32), wanted)
-    with fastcache.open(single(tmp_path / "none", weights, config), "all") as store:
+    router = tensor("model.layers.0.mlp.gate.weight", "F32", [1, 32], 1)
+    alone = single(tmp_path / "none", [*weights, router], config)
+    with pytest.raises(UnsupportedCheckpoint, match="'gate'.*float8 without a scale"):
+        load_block(alone, 0, experts="resident")
+    with fastcache.open(alone, "all") as store:
         for role in MODULES:
             assert store[0, 0][f"{role}.weight"].tobytes() == codes.tobytes()
             with pytest.raises(UnsupportedCheckpoint, match=f"{role}.*scale"):
