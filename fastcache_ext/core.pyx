@@ -15,7 +15,6 @@ from libc.stdlib cimport calloc, free, malloc
 import atexit
 import logging
 import os
-import reprlib
 import weakref
 
 from fastcache_ext import liburing
@@ -27,6 +26,7 @@ from fastcache_ext.arena cimport (
 )
 from fastcache_ext.files cimport FileSet
 from fastcache_ext.ghosts cimport MAX_GHOSTS
+from fastcache_ext.given cimport key_parts, shown
 from fastcache_ext.hold cimport hold_arena, unhold_arena
 from fastcache_ext.ioqueue cimport FC_ECLOSED, fc_extent, fc_port
 from fastcache_ext.landing cimport landing_port
@@ -68,20 +68,6 @@ def _close_all():
     for core in list(_open_cores):
         if not core._shut(LEAK_NS):
             logging.getLogger("fastcache").error("a read has not returned at exit; its memory is left to the system")
-
-
-cdef str shown(object given):
-    """What a caller gave, as an error names it: shortened, with its type."""
-    return f"{reprlib.repr(given)} ({type(given).__name__})"
-
-
-cdef tuple key_parts(object key):
-    if isinstance(key, (str, bytes)) or not hasattr(key, "__iter__"):
-        raise TypeError(f"give layer and expert, two integers, or an ExpertKey; got {shown(key)}")
-    parts = tuple(key)
-    if len(parts) != 2:
-        raise TypeError(f"give layer and expert, two integers, or an ExpertKey; got {len(parts)} in {shown(key)}")
-    return parts
 
 
 cdef bytes copy(object source):

@@ -11,7 +11,7 @@ from fastcache_ext.arena cimport fc_arena, fork_word
 from fastcache_ext.arguments cimport Keys, read_plain, seconds
 from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.batch cimport Batch
-from fastcache_ext.core cimport key_parts, shown
+from fastcache_ext.given cimport key_parts, shown
 from fastcache_ext.guesses cimport Guesser
 from fastcache_ext.handles cimport Prefetch, Ready
 from fastcache_ext.hold cimport Hold

@@ -99,7 +99,8 @@ EXT = {
     "auto": "arena ioqueue policy table monitor ghosts recorder threads",
     "worker": "arena monitor landing auto ghosts threads uring",
     "hold": "arena monitor",
-    "core": "threads counters evidence ghosts arena policy sums table ioqueue files liburing pread uring monitor "
+    "given": "std",
+    "core": "given threads counters evidence ghosts arena policy sums table ioqueue files liburing pread uring monitor "
     "landing worker recorder cpython std hold",
     "tape": "arena monitor recorder core cpython std",
     "checker": "monitor recorder table",
@@ -107,7 +108,7 @@ EXT = {
     "report": "arena counters monitor recorder table uring core",
     "watch": "auto core ghosts policy threads",
     "batch": "threads arena counters ioqueue monitor recorder requests core hold cpython",
-    "arguments": "core",
+    "arguments": "core given",
     "views": "arena hold cpython numpy std",
     "lender": "arguments hold report views",
     "guesses": "evidence ioqueue monitor threads uring lender std",
@@ -115,7 +116,7 @@ EXT = {
     "simulate": "arena table policy cpython",
     "belady": "cpython",
     "distances": "cpython",
-    "serve": "arena table core monitor requests hold batch arguments lender guesses handles views",
+    "serve": "arena table core given monitor requests hold batch arguments lender guesses handles views",
     "scripted": "evidence arena table policy ioqueue monitor landing requests core hold batch views serve threads "
     "posix cpython std",
 }
