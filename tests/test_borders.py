@@ -31,8 +31,9 @@ FASTCACHE = {
     "layout": "errors keys formats numpy ml_dtypes",
     "sources": "errors keys layout numpy typing_extensions",
     "placement": "errors keys layout numpy",
+    "slabs": "placement",
     "inventory": "errors keys formats layout sources placement numpy",
-    "sizing": "budget inventory memory placement settings units numpy",
+    "sizing": "budget inventory memory placement settings slabs units numpy",
     "assembly": "errors units settings describe inventory placement sizing numpy",
     "waves": "",
     "warming": "keys",
@@ -43,7 +44,7 @@ FASTCACHE = {
     "opening": "settings store",
     "recording": "errors units settings inventory sizing traces face numpy fastcache_ext",  # of face, the version
     "metrics": "describe errors reports stats store prometheus_client",
-    "traces": "errors keys units budget memory layout placement rawread numpy matplotlib fastcache_ext",
+    "traces": "errors keys units budget memory layout placement slabs rawread numpy matplotlib fastcache_ext",
     "quant": "errors formats numpy ml_dtypes gguf",
     "linear": "errors quant numpy",
     "moe": "errors keys units formats layout quant linear predictors store numpy ml_dtypes",
@@ -74,6 +75,8 @@ EXT = {
     "sieve": "policy order",
     "recorder": "counters policy threads posix std",
     "table": "policy arena counters",
+    "trade": "arena policy table",
+    "room": "counters evidence monitor policy recorder table trade",
     "ghost": "policy",
     "stack": "",
     "ghosts": "ghost stack threads",
@@ -85,7 +88,7 @@ EXT = {
     "uring": "ioqueue liburing ring threads posix std",
     "monitor": "threads counters evidence ghosts arena policy table ioqueue landing recorder",
     "landing": "threads counters evidence arena table ioqueue files monitor recorder",  # of monitor, the structs alone
-    "requests": "threads counters evidence ghosts arena policy table ioqueue monitor landing recorder",
+    "requests": "threads counters evidence ghosts arena room table ioqueue monitor landing recorder",
     "auto": "arena ioqueue policy table monitor ghosts recorder threads",
     "worker": "arena monitor landing auto ghosts threads uring",
     "hold": "arena monitor",
@@ -102,12 +105,12 @@ EXT = {
     "lender": "arguments hold report views",
     "guesses": "evidence ioqueue monitor threads uring lender std",
     "handles": "arena ioqueue monitor requests arguments batch lender views",
-    "simulate": "arena table policy cpython",
+    "simulate": "arena table trade policy cpython",
     "belady": "cpython",
     "distances": "cpython",
     "serve": "arena table core monitor requests hold batch arguments lender guesses handles views",
-    "scripted": "evidence arena table policy ioqueue monitor landing requests core hold batch views serve threads "
-    "posix cpython std",
+    "driven": "arena table trade policy threads std",
+    "scripted": "evidence arena ioqueue monitor landing requests core hold batch views serve threads posix cpython std",
 }
 EVERYWHERE = {"fastcache": {"std"}, "fastcache_ext": {"libc", "cython", "atomics"}}
 MAX_LINES = 400
