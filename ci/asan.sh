@@ -8,7 +8,7 @@ mkdir -p "$copy" && rm -rf "$copy/fastcache" "$copy/tests"
 cp -r pyproject.toml setup.py MANIFEST.in LICENSE README.md fastcache fastcache_ext tests "$copy"
 cd "$copy" && rm -f fastcache_ext/*.so
 FASTCACHE_BUILD=asan "$python" setup.py -q build_ext --inplace
-[ $# -gt 0 ] || set -- tests/test_{table,policy,flights,faults,leases,prefetch,python_source,reentry,edges,promise,engines,budgets,ghost,auto,switch,all_at_once}.py
+[ $# -gt 0 ] || set -- tests/test_{table,policy,flights,faults,leases,prefetch,python_source,reentry,edges,promise,engines,budgets,ghost,auto,switch,all_at_once,mixed_sizes}.py
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 PYTHONMALLOC=malloc FASTCACHE_SANITIZED=address
 LD_PRELOAD=$("${CC:-gcc}" -print-file-name=libasan.so) exec "$python" -m pytest -m "not stress and not slow" \
     -p no:cacheprovider "$@"
