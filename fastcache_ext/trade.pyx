@@ -1,10 +1,11 @@
 """Which class gives a slab to which, and when.
 
-A class asks for a slab when it misses: by reads of experts that it has evicted, so lately that the slots which others have would
-have kept them. After a slab's worth of those it takes a slab that holds nothing, after PATIENCE times as much one whose experts
-are used less, on the mean, than the one that it would evict itself, by what the policy knows; each read that found no slot at all counts
-PATIENCE times. Either way it starts counting again, and so does the class that lost: what trades evict is at most a part in
-PATIENCE of what is read anyway. They cannot go back and forth at one moment: the mean of a slab is no less than its class's least.
+A class asks for a slab when it misses: by reads of experts that it has evicted, so lately that the slots which others have
+would have kept them. After a slab's worth of those it takes a slab that holds nothing, after PATIENCE times as much one whose
+experts are used less, on the mean, than the one that it would evict itself, by what the policy knows; each read that found no
+slot at all counts PATIENCE times. Either way it starts counting again, and so does the class that lost: what trades evict is
+at most a part in PATIENCE of what is read anyway. They cannot go back and forth at one moment: the mean of a slab is no less
+than its class's least.
 Bounded: a look is at LOOK slots at most, from where the last one stopped, and comes once in a slab's worth of misses. Nothing here
 depends on addresses, bytes or time, so a replay decides the same. May import libc, arena, policy and table.
 """
