@@ -5,7 +5,8 @@
 
 from fastcache.moe.arrival import Experts
 from fastcache.moe.block import MoEBlock, load_block
+from fastcache.moe.families import Forward, Latent
 from fastcache.moe.resident import ResidentExperts
 from fastcache.moe.speculator import Speculator
 
-__all__ = ["Experts", "MoEBlock", "ResidentExperts", "Speculator", "load_block"]
+__all__ = ["Experts", "Forward", "Latent", "MoEBlock", "ResidentExperts", "Speculator", "load_block"]
