@@ -152,9 +152,7 @@ def make(directory: Path, layers: int = LAYERS) -> int:
 
 def decode(directory: str, budget: str, tokens: int) -> None:
     """The child: prefill a prompt, decode by seeded sampling, print a line of JSON, and one per step."""
-    from plain_qwen3 import PlainQwen3
-
-    import fastcache
+    import fastcache.moe
     from fastcache.inspection import inspect_checkpoint
 
     def say(**values: Any) -> None:
@@ -166,14 +164,14 @@ def decode(directory: str, budget: str, tokens: int) -> None:
     prompt = rng.integers(VOCABULARY, size=PROMPT).tolist()
     opening = time.perf_counter()
     # Waits for the arena: on a virtual machine fresh memory may come more slowly than the disk reads.
-    with fastcache.open(directory, budget=budget, progress=lambda populated, arena: None) as store:
-        model = PlainQwen3(directory, store)
+    with fastcache.moe.load(directory, budget=budget, progress=lambda populated, arena: None) as model:
+        store, cache = model.store, model.new_cache()
         trunk_bytes = inspect_checkpoint(directory)["trunk_bytes"]
         say(trunk_bytes=trunk_bytes, loading_seconds=round(time.perf_counter() - opening, 2))
         ids = prompt
         for _ in range(tokens):
             before, begin, busy = store.stats(), time.perf_counter(), time.thread_time()
-            logits = model.forward(ids)
+            logits = model.forward(ids, cache, last_only=True)[0]
             seconds, busy, after = time.perf_counter() - begin, time.thread_time() - busy, store.stats()
             assert np.isfinite(logits).all()
             # Sampled by Gumbel's trick: a greedy walk through random weights soon runs in a circle.

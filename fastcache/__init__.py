@@ -21,6 +21,7 @@ from fastcache.errors import (
     BudgetTooSmall,
     CheckpointChanged,
     CheckpointError,
+    ChecksumMismatch,
     FastcacheError,
     FeatureUnavailable,
     ForkedStore,
@@ -44,7 +45,7 @@ from fastcache.store import ExpertLease, ExpertStore, Leases, Prefetch
 
 def __getattr__(name: str) -> object:
     """These modules are imported when they are first named."""
-    if name in ("metrics", "moe", "predictors", "traces"):
+    if name in ("integrity", "metrics", "moe", "packing", "predictors", "traces"):
         return _import_module(f"fastcache.{name}")
     raise AttributeError(f"module 'fastcache' has no attribute {name!r}")
 
@@ -59,6 +60,7 @@ __all__ = [
     "BudgetTooSmall",
     "CheckpointChanged",
     "CheckpointError",
+    "ChecksumMismatch",
     "ExpertKey",
     "ExpertLease",
     "ExpertSource",

@@ -1,4 +1,4 @@
-"""Description: what was asked of a store, what it really does, and why. Imports settings, units."""
+"""Description: what was asked of a store, what it really does, and why. Imports settings, sidecar, units."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastcache.settings import Settings
+from fastcache.sidecar import Checks
 from fastcache.units import HUGE, format_bytes, whole_huge
 
 PENDING = "the arena is still being prepared in the background; open(progress=...) waits for it"
@@ -64,6 +65,7 @@ def describe_store(
     overflow_limit: int,
     metadata: tuple[int, int],
     not_indexed: Sequence[str],
+    checks: Checks,
 ) -> Description:
     """Return the description of a store from its settings `s`, the kernel's word on its memory `m`, and its files."""
     arena = m.get("arena_bytes", 0)
@@ -104,6 +106,9 @@ def describe_store(
                 registered_bytes=m.get("registered_bytes", 0),
             ),
             "speculation": speculation,
+            "verify": feature(
+                checks.requested, "none" if checks.path is None else "sidecar", checks.why, sidecar=checks.path
+            ),
             "budget_bytes": budget_bytes,
             "arena_bytes": arena,
             "populated_bytes": m.get("populated_bytes", 0),

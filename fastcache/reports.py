@@ -46,6 +46,7 @@ def described(store: Any, liburing: str | None) -> Description:
         overflow_limit=store._sizing.overflow,
         metadata=(store._metadata_bytes, len(store)),
         not_indexed=store._inventory.not_indexed,
+        checks=store._checks,
     )
 
 

@@ -43,6 +43,8 @@ def describe_speculation(requested: str, told: Mapping[str, Any], found: Mapping
         for name, row in told["predictors"].items()
         if row["issued"] or row["declined"] or name not in ("caller", *NOT_JUDGED)
     }
+    if requested in ("always", "off"):  # there is a verdict, and nobody heeds it
+        rows = {name: {**row, "state": "full" if requested == "always" else "stopped"} for name, row in rows.items()}
     judged = {name: row for name, row in rows.items() if name not in NOT_JUDGED}
     if requested == "off":
         used, reason = "off", "speculation='off': every prefetch is declined; pins and warm() are not"

@@ -24,6 +24,7 @@ from fastcache.placement import Placement
 from fastcache.pyworker import PythonWorker
 from fastcache.settings import Settings
 from fastcache.settings import seconds as in_seconds
+from fastcache.sidecar import checks
 from fastcache.sizing import size_store
 from fastcache.speculation import limit_guesses
 from fastcache.stats import Stats
@@ -99,10 +100,11 @@ class ExpertStore(Server):
         sizes = [row["size"] for row in rows]
         assembly.check_ends(inventory, sizes)
         self.fingerprint = fingerprint(inventory, sizes)
+        self._checks = checks(settings.verify, inventory, sizes)
         placement = assembly.place_experts(inventory, file_align)
         largest = max([512, *file_align])
         slot_align = max(PAGE, largest)
-        self._metadata_bytes = assembly.metadata_bytes(inventory, placement, settings.policy)
+        self._metadata_bytes = assembly.metadata_bytes(inventory, placement, settings.policy, self._checks)
         sizing = self._sizing = size_store(inventory, placement.span, slot_align, settings, self.name)
         self.budget_bytes = sizing.budget
         self._start_reading(
@@ -130,7 +132,7 @@ class ExpertStore(Server):
             )
         )
         self._payload = inventory.payload()
-        arguments = assembly.core_arguments(inventory, placement, self._sizing, settings)
+        arguments = assembly.core_arguments(inventory, placement, self._sizing, settings, self._checks)
         try:
             self._open(files=self._files, chunk=chunk, slot_align=slot_align, **arguments)
         except OSError as error:

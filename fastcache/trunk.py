@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fastcache.errors import CheckpointChanged, CheckpointTruncated, MissingTensor, UnsupportedCheckpoint
 from fastcache.formats import ggml
 from fastcache.formats.dtypes import DTYPES, carrier_shape
+from fastcache.layout.quantization import Quantization
 from fastcache.layout.record import Layout, TensorInfo
 
 Array: TypeAlias = NDArray[Any]
@@ -27,7 +28,8 @@ class Trunk(Mapping[str, Array]):
     """Names to read-only arrays over memory maps of the files, as stored.
 
     bfloat16, float8 and the like are ml_dtypes' arrays; GGML's types are uint8 [..., bytes of a row] whose dtype says
-    which type it is; what shares bytes (F4, F6) is uint8. `fastcache.linear` takes a trunk and a full name.
+    which type it is, as those of codes say how their scales lie; what shares bytes (F4, F6) is uint8.
+    `fastcache.linear` takes a trunk and a full name.
 
     Parameters
     ----------
@@ -50,6 +52,7 @@ class Trunk(Mapping[str, Array]):
     def __init__(self, layout: Layout | None = None) -> None:
         self._infos: Mapping[str, TensorInfo] = {} if layout is None else layout.trunk
         self._files = () if layout is None else layout.files
+        self._quantization = Quantization({} if layout is None else layout.config)
         self._gguf = layout is not None and layout.format == "gguf"
         self._lock = threading.Lock()
         self._maps: dict[int, mmap.mmap] = {}
@@ -103,7 +106,7 @@ class Trunk(Mapping[str, Array]):
             rows = info.shape[:-1]
             shape = (*rows, info.nbytes // max(1, int(np.prod(rows, dtype=np.int64))))
         elif info.dtype in DTYPES:
-            dtype = DTYPES[info.dtype].carrier
+            dtype = self._quantization.carrier(info.dtype, DTYPES[info.dtype].carrier)
             shape = carrier_shape(info.dtype, info.shape, info.nbytes)
         else:
             raise UnsupportedCheckpoint(f"{info.name!r} is stored as {info.dtype}, which this version does not know")

@@ -44,6 +44,7 @@ ctypedef struct fc_arena:
     int32_t *next_told      # [n_slots]
     int32_t told_head       # atomic: push-only, take-all
     int64_t refs            # atomic
+    int64_t holds           # Holds alive, and the open store (hold.pxd): together they own one of `refs`
     int64_t populated       # atomic: bytes touched so far
     int64_t locked          # atomic: bytes under mlock
     int64_t overflow_bytes  # atomic: pass-through bytes alive
@@ -60,6 +61,7 @@ ctypedef struct fc_private:     # a pass-through buffer: one expert outside the 
     int32_t refs            # atomic
 
 cdef int fork_generation() noexcept nogil
+cdef const int32_t *fork_word() noexcept nogil          # where that number stands: it changes in a child alone
 # `slots[c]` slots of `bytes[c]` bytes each (multiples of the page and of `align`). NULL with *error on failure.
 cdef fc_arena *arena_new(const int64_t *bytes, const int32_t *slots, int n_classes, int huge, int64_t align,
                          int *error) noexcept nogil
@@ -79,8 +81,8 @@ cdef void private_unref(fc_private *p) noexcept nogil
 cdef enum:
     FC_EOVERFLOW = 1006
 
-cdef inline void lease_take(fc_arena *a, int32_t slot) noexcept nogil:
-    fc_add32(&a.leases[slot], 1)
+cdef inline int32_t lease_take(fc_arena *a, int32_t slot) noexcept nogil:
+    return fc_add32(&a.leases[slot], 1)             # leases on it now
 
 cdef inline void lease_drop(fc_arena *a, int32_t slot) noexcept nogil:
     # Dekker with the policy's park(): either it sees 0, or we see parked.

@@ -12,7 +12,7 @@ from posix.mman cimport (
 from posix.unistd cimport _SC_PAGESIZE, sysconf
 
 from fastcache_ext.atomics cimport (
-    fc_add32, fc_add64, fc_cas32, fc_cas64, fc_load32, fc_load64, fc_store32, fc_swap8,
+    fc_add32, fc_add64, fc_cas32, fc_cas64, fc_load32, fc_load64, fc_load8, fc_store32, fc_swap8,
 )
 
 cdef extern from *:
@@ -28,12 +28,14 @@ cdef extern from *:
     static int32_t fc_forks;                /* how many forks deep this process is: compared, never reset */
     static void fc_count_fork(void) { __atomic_add_fetch(&fc_forks, 1, __ATOMIC_SEQ_CST); }
     static int fc_watch_forks(void) { return pthread_atfork(0, 0, fc_count_fork); }
+    static const int32_t *fc_fork_word(void) { return &fc_forks; }
     static int32_t fc_fork_count(void) { return __atomic_load_n(&fc_forks, __ATOMIC_RELAXED); }
     /* a write that changes nothing, atomically: a read may be landing on the page meanwhile */
     static void fc_touch(unsigned char *p) { __atomic_fetch_or(p, 0, __ATOMIC_RELAXED); }
     """
     const int MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_DONTFORK, MADV_POPULATE_WRITE, MAP_HUGETLB
     int fc_watch_forks() noexcept nogil
+    const int32_t *fc_fork_word() noexcept nogil
     int32_t fc_fork_count() noexcept nogil
     void fc_touch(unsigned char *p) noexcept nogil
 
@@ -46,6 +48,10 @@ if fc_watch_forks() != 0:
 
 cdef int fork_generation() noexcept nogil:
     return fc_fork_count()
+
+
+cdef const int32_t *fork_word() noexcept nogil:
+    return fc_fork_word()
 
 
 cdef uint8_t *map_aligned(int64_t nbytes, int64_t align, int extra, uint8_t **mapping, int64_t *mapped) noexcept nogil:
@@ -198,8 +204,9 @@ cdef int arena_lock(fc_arena *a, int64_t start, int64_t nbytes) noexcept nogil:
 
 cdef void arena_tell(fc_arena *a, int32_t slot) noexcept nogil:
     cdef int32_t head
-    if fc_swap8(&a.told[slot], 1):
-        return                          # stands there already
+    # Stands there already: who takes it clears the mark before it reads the count, which is 0 by now. The look spares a swap.
+    if fc_load8(&a.told[slot]) or fc_swap8(&a.told[slot], 1):
+        return
     while True:
         head = fc_load32(&a.told_head)
         a.next_told[slot] = head

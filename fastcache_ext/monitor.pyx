@@ -15,6 +15,7 @@ from fastcache_ext.ghosts cimport ghosts_free, ghosts_new, ghosts_used
 from fastcache_ext.landing cimport finish
 from fastcache_ext.ioqueue cimport FC_CANCEL_WANTED, FC_ECANCELLED, FC_ECLOSED, FC_GUESS, queue_init, queue_unlink
 from fastcache_ext.recorder cimport T_CANCEL, T_LEFT, T_PIN, T_TOKEN, T_UNPIN, note
+from fastcache_ext.sums cimport sums_free
 from fastcache_ext.table cimport FC_INFLIGHT, fc_slot, table_destroy, table_init
 from fastcache_ext.threads cimport *
 
@@ -65,6 +66,7 @@ cdef void core_free(fc_core *c) noexcept nogil:
     table_destroy(&c.table)
     evidence_free(&c.evidence)
     ghosts_free(c.ghosts)
+    sums_free(c.sums)
     free(c.loads)
     free(c.ops)
     counters_destroy(&c.counters)

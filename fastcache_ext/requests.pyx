@@ -61,10 +61,10 @@ cdef enum:                  # a hit is
     RETRIED = 2             # of a request that found no room before: the policy has heard of it
 
 
-cdef inline void note_hit(fc_core *c, int32_t key, int32_t slot, int how) noexcept nogil:
-    """Count a demand for a resident expert that was just leased for it, and tell the policy."""
+cdef inline void note_hit(fc_core *c, int32_t key, int32_t slot, int32_t leases, int how) noexcept nogil:
+    """Count a demand for a resident expert that was just leased for it, to the `leases` it has now, and tell the policy."""
     cdef fc_counters *n = &c.counters
-    cdef int held = fc_load32(&c.arena.leases[slot]) > 1 + c.table.slots[slot].pinned
+    cdef int held = leases > 1 + c.table.slots[slot].pinned
     if how == ALONE:
         held = note_single(c.recorder, key, held)
     elif how == OF_BATCH:
@@ -94,8 +94,7 @@ cdef int32_t core_hit(fc_core *c, int32_t key) noexcept nogil:
     pthread_mutex_lock(&c.mutex)
     slot = c.table.slot_of[key]
     if slot >= 0 and c.table.slots[slot].state == FC_RESIDENT and not c.closing:
-        lease_take(c.arena, slot)
-        note_hit(c, key, slot, ALONE)
+        note_hit(c, key, slot, lease_take(c.arena, slot), ALONE)
     else:
         slot = -1
     pthread_mutex_unlock(&c.mutex)
@@ -116,11 +115,9 @@ cdef bint core_hit_many(fc_core *c, const int32_t *keys, int n, int32_t *slots) 
             if keys[j] == keys[i]:          # duplicates are one request: the slow path's
                 all_here = False
     if all_here:
-        for i in range(n):
-            lease_take(c.arena, slots[i])
         note_batch(c.recorder, FC_MODE_DEMAND, 0, n)
         for i in range(n):
-            note_hit(c, keys[i], slots[i], OF_BATCH)
+            note_hit(c, keys[i], slots[i], lease_take(c.arena, slots[i]), OF_BATCH)
     pthread_mutex_unlock(&c.mutex)
     return all_here
 
@@ -332,7 +329,7 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
         node = &w.nodes[i]
         if node_is(node, FC_NODE_HELD):
             if w.mode == FC_MODE_DEMAND:
-                note_hit(c, node.key, node.slot, OF_BATCH)
+                note_hit(c, node.key, node.slot, fc_load32(&c.arena.leases[node.slot]), OF_BATCH)
                 node.asked = 1
             else:
                 note_request(c.recorder, FC_AS_HIT, node.key, 0)
@@ -369,7 +366,7 @@ cdef int core_retry(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noe
         rc = -FC_ECLOSED
     elif slot >= 0 and c.table.slots[slot].state == FC_RESIDENT:
         hold_resident(c, w, node, slot)
-        note_hit(c, node.key, slot, RETRIED if node.asked else OF_BATCH)
+        note_hit(c, node.key, slot, fc_load32(&c.arena.leases[slot]), RETRIED if node.asked else OF_BATCH)
     else:
         load = flying(c, node.key)
         if load != NULL:

@@ -7,11 +7,11 @@ from libc.stdlib cimport free, malloc
 
 from fastcache_ext.arguments import Leases
 
-from fastcache_ext.arena cimport fc_arena
+from fastcache_ext.arena cimport fc_arena, fork_word
 from fastcache_ext.arguments cimport Keys, read_plain, seconds
 from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.batch cimport Batch
-from fastcache_ext.core cimport key_parts, shown
+from fastcache_ext.given cimport key_parts, shown
 from fastcache_ext.guesses cimport Guesser
 from fastcache_ext.handles cimport Prefetch, Ready
 from fastcache_ext.hold cimport Hold
@@ -19,6 +19,8 @@ from fastcache_ext.monitor cimport *
 from fastcache_ext.requests cimport core_hit, core_hit_many
 from fastcache_ext.table cimport FC_RESIDENT
 from fastcache_ext.views cimport ExpertLease
+
+cdef const int32_t *FORKS = fork_word()
 
 cdef enum:
     FC_EPINS = -4
@@ -32,7 +34,8 @@ cdef class Server(Guesser):
         cdef int32_t key, slot
         cdef Hold hold
         cdef double limit = self.timeout if timeout is None else seconds(timeout, -1.0)
-        self.check()
+        if self.c == NULL or self.c.closing or self.c.fork_gen != FORKS[0]:
+            self.check()                # says which
         key = self.key(layer, expert)
         hold = Hold.__new__(Hold)       # before the lease is counted: an allocation may run the collector
         slot = core_hit(self.c, key)

@@ -20,7 +20,7 @@ FASTCACHE = {
     "budget": "errors units",
     "settings": "errors units",
     "failures": "errors keys units",
-    "describe": "settings units",
+    "describe": "settings sidecar units",
     "speculation": "describe devices",
     "devices": "",
     "curve": "errors units",
@@ -33,15 +33,18 @@ FASTCACHE = {
     "placement": "errors keys layout numpy",
     "inventory": "errors keys formats layout sources placement numpy",
     "sizing": "budget inventory memory placement settings units numpy",
-    "assembly": "errors units settings describe inventory placement sizing numpy",
+    "sidecar": "errors fingerprint inventory placement numpy fastcache_ext",  # its CRC alone
+    "assembly": "errors units settings sidecar describe inventory placement sizing numpy",
     "waves": "",
     "warming": "keys",
     "fingerprint": "inventory numpy",
     "trunk": "errors formats layout numpy",
     "predictors": "errors keys numpy",
     "store": "assembly errors keys units settings failures curve describe speculation stats reports fingerprint "
-    "placement inventory sizing pyworker warming waves recording trunk formats layout sources numpy fastcache_ext",
+    "placement inventory sizing sidecar pyworker warming waves recording trunk formats layout sources numpy "
+    "fastcache_ext",
     "opening": "settings store",
+    "integrity": "errors failures fingerprint inventory keys settings sidecar store numpy",
     "recording": "errors units settings inventory sizing traces face numpy fastcache_ext",  # of face, the version
     "metrics": "describe errors reports stats store prometheus_client",
     "traces": "errors keys units budget memory layout placement rawread numpy matplotlib fastcache_ext",
@@ -55,8 +58,11 @@ FASTCACHE = {
     "rawread": "numpy",
     "demo": "budget face moe predictors fixture rawread numpy",
     "seed_replay": "face fixture numpy",
+    "shards": "errors formats inventory layout numpy",
+    "packing": "errors formats inspection inventory layout shards sidecar fastcache_ext",  # of the last, the CRC
     "inspection": "errors inventory layout quant numpy",
-    "cli": "errors units traces fixture demo seed_replay inspection click rich threadpoolctl",
+    "cli": "errors units traces fixture demo seed_replay inspection integrity packing face moe click rich "
+    "threadpoolctl",
     "__main__": "cli",
 }
 # The same for the compiled half. libc and the atomics are open to all of it.
@@ -76,6 +82,8 @@ EXT = {
     "s3fifo": "policy order",
     "sieve": "policy order",
     "recorder": "counters policy threads posix std",
+    "crc": "cpython",
+    "sums": "crc",
     "table": "policy arena counters",
     "ghost": "policy",
     "stack": "",
@@ -86,21 +94,22 @@ EXT = {
     "pread": "ioqueue threads posix",
     "ring": "liburing",
     "uring": "ioqueue liburing ring threads posix std",
-    "monitor": "threads counters evidence ghosts arena policy table ioqueue landing recorder",
-    "landing": "threads counters evidence arena table ioqueue files monitor recorder",  # of monitor, the structs alone
+    "monitor": "threads counters evidence ghosts arena policy sums table ioqueue landing recorder",
+    "landing": "threads counters evidence arena sums table ioqueue files monitor recorder",  # of monitor, its structs
     "requests": "threads counters evidence ghosts arena policy table ioqueue monitor landing recorder",
     "auto": "arena ioqueue policy table monitor ghosts recorder threads",
     "worker": "arena monitor landing auto ghosts threads uring",
     "hold": "arena monitor",
-    "core": "threads counters evidence ghosts arena policy table ioqueue files liburing pread uring monitor landing "
-    "worker recorder cpython std",
+    "given": "std",
+    "core": "given threads counters evidence ghosts arena policy sums table ioqueue files liburing pread uring monitor "
+    "landing worker recorder cpython std hold",
     "tape": "arena monitor recorder core cpython std",
     "checker": "monitor recorder table",
     "replay": "checker arena counters evidence policy table ioqueue monitor landing recorder requests cpython",
     "report": "arena counters monitor recorder table uring core",
     "watch": "auto core ghosts policy threads",
     "batch": "threads arena counters ioqueue monitor recorder requests core hold cpython",
-    "arguments": "core",
+    "arguments": "core given",
     "views": "arena hold cpython numpy std",
     "lender": "arguments hold report views",
     "guesses": "evidence ioqueue monitor threads uring lender std",
@@ -108,7 +117,7 @@ EXT = {
     "simulate": "arena table policy cpython",
     "belady": "cpython",
     "distances": "cpython",
-    "serve": "arena table core monitor requests hold batch arguments lender guesses handles views",
+    "serve": "arena table core given monitor requests hold batch arguments lender guesses handles views",
     "scripted": "evidence arena table policy ioqueue monitor landing requests core hold batch views serve threads "
     "posix cpython std",
 }

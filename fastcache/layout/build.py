@@ -33,6 +33,7 @@ from fastcache.layout.quantization import Quantization
 from fastcache.layout.record import LayerExperts, Layout, Record, TensorInfo
 from fastcache.layout.siblings import check_layers
 
+PAD_PREFIX = "fastcache.pad."  # tensors of padding, which `fastcache pack` writes between experts
 MAX_EXPERTS = 999_999  # of a layer; what tensors per expert can be numbered to
 Spec = tuple[str, tuple[int, ...]]  # dtype, shape
 
@@ -364,6 +365,8 @@ def _trunk(checkpoint: Checkpoint, rows: Rows, used: np.ndarray) -> dict[str, Te
         left = np.ones(len(header), bool)
         left[rows.row[used[ends[file] : ends[file + 1]]]] = False
         for row in np.flatnonzero(left).tolist():
+            if header.names[row].startswith(PAD_PREFIX):
+                continue
             tensor = header.at(row)
             trunk[header.names[row]] = TensorInfo(
                 header.names[row], tensor.dtype, tensor.shape, file, tensor.offset, tensor.nbytes

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import closing
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,8 +26,10 @@ from fastcache.moe.latent import LatentSpace, load_latent
 from fastcache.moe.resident import ResidentExperts, layer_experts
 from fastcache.moe.routers import Routing, sigmoid
 from fastcache.moe.speculator import Speculator
-from fastcache.moe.trunk import layer_tensor
+from fastcache.moe.tensors import labelled
+from fastcache.moe.trunk import layer_tensor, weight_name
 from fastcache.quant.decodable import check_decodable, hollow
+from fastcache.quant.floats import is_plain
 
 F32: TypeAlias = NDArray[np.float32]
 _MOE_NAME = re.compile(r"ffn_gate_inp|exp_probs|ffn_.*(_shexp|exps|_latent)")  # GGUF's, after "blk.L."
@@ -61,7 +63,7 @@ class MoEBlock:
         experts: Experts,
         gate: Gate,
         ffn: Ffn,
-        shared: Mapping[str, F32] | None,
+        shared: Mapping[str, NDArray[Any]] | None,
         shared_gate: F32 | None,
         speculator: Speculator | None = None,
         weighs_input: bool = False,
@@ -163,6 +165,7 @@ def load_block(
     experts: Experts | Literal["resident"],
     *,
     speculator: Speculator | None = None,
+    trunk: Mapping[str, NDArray[Any]] | None = None,
 ) -> MoEBlock:
     """Load one MoE block of a checkpoint: its router and shared expert into memory, its experts from `experts`.
 
@@ -178,6 +181,9 @@ def load_block(
     speculator : Speculator, optional
         One for all blocks of the model: what the next layers are likely to need is read while this one computes.
         Changes no output.
+    trunk : mapping of str to ndarray, optional
+        Tensors by on-disk name, such as `store.trunk`: router and shared expert are multiplied as they are there. None:
+        they are converted to float32 now.
 
     Returns
     -------
@@ -207,7 +213,7 @@ def load_block(
         raise UnsupportedCheckpoint(f"config.json: top-k is {top_k} and the layer has {len(located)} experts")
     if layout.format == "gguf":
         _check_names(layout, layer, row)
-    router_weight = layer_tensor(layout, layer, row.router_weight)
+    router_weight = _router_weight(layout, layer, row.router_weight, trunk)
     if router_weight.ndim != 2 or len(router_weight) != len(located):
         raise UnsupportedCheckpoint(
             f"layer {layer}: the router has shape {router_weight.shape} and there are {len(located)} experts"
@@ -221,9 +227,13 @@ def load_block(
         router(np.zeros((1, len(located)), np.float32))
     except ValueError as error:
         raise UnsupportedCheckpoint(f"config.json: {error}") from error
-    shared = None
+    shared: Mapping[str, NDArray[Any]] | None = None
     if row.has_shared(layout.config):
-        shared = {role: layer_tensor(layout, layer, str(row.shared).format(role)) for role in row.roles}
+        names = {role: str(row.shared).format(role) for role in row.roles}
+        if trunk is None:
+            shared = {role: layer_tensor(layout, layer, name) for role, name in names.items()}
+        else:
+            shared = labelled(trunk, {role: weight_name(layout, layer, name) for role, name in names.items()})
     return MoEBlock(
         layer=layer,
         family=layout.family,
@@ -237,6 +247,14 @@ def load_block(
         weighs_input=row.weighs_input,
         latent=load_latent(layout, layer, row),
     )
+
+
+def _router_weight(layout: Layout, layer: int, name: str, trunk: Mapping[str, NDArray[Any]] | None) -> NDArray[Any]:
+    if trunk is not None:
+        stored = trunk.get(weight_name(layout, layer, name))
+        if stored is not None and is_plain(stored.dtype):
+            return stored
+    return layer_tensor(layout, layer, name)
 
 
 def _as_row(array: F32 | None) -> F32 | None:

@@ -48,10 +48,7 @@ def layer_tensor(layout: Layout, layer: int, name: str) -> NDArray[np.float32]:
     CheckpointTruncated
         The file ends before the tensor does.
     """
-    full = f"blk.{layer}.{name}" if layout.format == "gguf" else f"model.layers.{layer}.{name}"
-    at = _find(layout, full) or (_find(layout, f"{full}_packed") or "").removesuffix("_packed")
-    if not at:
-        raise MissingTensor(f"the checkpoint has no tensor {full!r}; its layer cannot be computed without it")
+    at = weight_name(layout, layer, name)
     tensors = _Tensors(layout)
     coded = coded_weight(tensors, at)
     if coded is not None:
@@ -68,6 +65,21 @@ def layer_tensor(layout: Layout, layer: int, name: str) -> NDArray[np.float32]:
             )
     array.flags.writeable = False
     return array
+
+
+def weight_name(layout: Layout, layer: int, name: str) -> str:
+    """Return the on-disk name of a layer's tensor, see `layer_tensor`; of "X.weight_packed" without the ending.
+
+    Raises
+    ------
+    MissingTensor
+        No tensor of that name, or several.
+    """
+    full = f"blk.{layer}.{name}" if layout.format == "gguf" else f"model.layers.{layer}.{name}"
+    at = _find(layout, full) or (_find(layout, f"{full}_packed") or "").removesuffix("_packed")
+    if not at:
+        raise MissingTensor(f"the checkpoint has no tensor {full!r}; its layer cannot be computed without it")
+    return at
 
 
 def _find(layout: Layout, full: str) -> str | None:

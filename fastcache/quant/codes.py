@@ -31,8 +31,8 @@ def widen_float8(rows: NDArray[Any], out: F32) -> None:
     """Write the values of float8 codes of any of `FLOAT8` into `out`, of the same shape.
 
     The bits of E4M3 and E5M2 are moved to float32's places, which is the value times 2**-120 or 2**-112, subnormals
-    included, and scaled back: exact, and twenty times as fast as ml_dtypes' cast. Infinities and NaNs, which that
-    would make numbers of, send the rows through the cast.
+    included, and scaled back: exact, and ten times as fast as ml_dtypes' cast. Infinities and NaNs, which that makes
+    numbers of, are put in afterwards.
     """
     if rows.dtype == E4M3:
         shift, mask, scale, special = 20, _LOW_E4M3, np.float32(2.0**120), 0x7F
@@ -46,8 +46,11 @@ def widen_float8(rows: NDArray[Any], out: F32) -> None:
     np.left_shift(bits, np.int32(shift), out=bits)
     np.bitwise_and(bits, mask, out=bits)
     np.multiply(out, scale, out=out)
-    if rows.size and int((rows.view(np.uint8) & 0x7F).max()) >= special:
-        out[...] = rows
+    codes = rows.view(np.uint8)
+    magnitude = codes & 0x7F
+    if rows.size and int(magnitude.max()) >= special:
+        odd = magnitude >= special
+        out[odd] = _values(rows.dtype.name)[codes[odd]]
 
 
 def widen_integers(rows: NDArray[Any], out: F32) -> None:

@@ -15,6 +15,7 @@ from fastcache.errors import UnsupportedCheckpoint
 from fastcache.formats.scheme import schemes_of
 from fastcache.quant.blocks import decoder_of, is_blocks
 from fastcache.quant.coded import coded_weight
+from fastcache.quant.codes import FLOAT8
 from fastcache.quant.floats import is_plain
 
 
@@ -43,4 +44,6 @@ def check_decodable(arrays: Mapping[str, NDArray[Any]], name: str) -> None:
         problems = [scheme.problem for array in arrays.values() for scheme in schemes_of(array.dtype) if scheme.problem]
         stored = ", ".join(f"{label} {array.dtype.name}" for label, array in arrays.items())
         why = f" (config.json: {problems[0]})" if problems else ""
+        if not why and f"{name}.weight" in arrays and arrays[f"{name}.weight"].dtype in FLOAT8:
+            why = " (float8 without a scale)"
         raise UnsupportedCheckpoint(f"no arithmetic here for {name!r}, its bytes are served: {stored}{why}")
