@@ -53,7 +53,8 @@ FASTCACHE = {
     "linear": "errors formats quant numpy",
     "moe": "errors keys units formats layout quant linear trunk predictors settings store opening numpy ml_dtypes "
     "tokenizers",
-    "__init__": "errors keys sources stats store linear opening",
+    "registering": "layout moe",
+    "__init__": "errors keys layout sources stats store linear opening registering",
     "fixture": "numpy",
     "rawread": "numpy",
     "demo": "budget face moe predictors fixture rawread numpy",
