@@ -2,8 +2,10 @@
 
 Everything else about the distribution is in pyproject.toml.
 FASTCACHE_BUILD=asan|tsan|debug adds that instrumentation (see ci/asan.sh); quick leaves optimisation out.
+FASTCACHE_BUILD_JOBS: how many files are translated at once (default: as many as there are processors, at most 8).
 """
 
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -20,6 +22,10 @@ FLAGS = {
     "tsan": ["-O1", "-g", "-fsanitize=thread", "-Wno-tsan"],
 }
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unused-function", "-Wno-missing-field-initializers"]
+
+
+# Translators are forked: a process that starts afresh would run this file again.
+JOBS = min(8, os.cpu_count() or 1) if multiprocessing.get_start_method() == "fork" else 0
 
 
 def extension(source: Path) -> Extension:
@@ -50,6 +56,6 @@ setup(
             "legacy_implicit_noexcept": False,
             "embedsignature": True,
         },
-        nthreads=int(os.environ.get("FASTCACHE_BUILD_JOBS", "0")),
+        nthreads=int(os.environ.get("FASTCACHE_BUILD_JOBS") or JOBS),
     ),
 )

@@ -15,5 +15,6 @@ bash ci/system.sh
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
 mapfile -t build < <("$venv/bin/python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")')
 "$venv/bin/python" -m pip install -q "${build[@]}"
+rm -f fastcache_ext/views.c # it fits the NumPy only that another environment may have had
 "$venv/bin/python" -m pip install -q --no-build-isolation -e ".${extra:+[$extra]}"
 echo "$now" >"$stamp"

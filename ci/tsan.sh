@@ -2,12 +2,9 @@
 # The promise's stress on a copy of the tree whose compiled half is built with ThreadSanitizer; any race it sees is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bash ci/setup.sh test
-python="$(cd "${VENV:-.venv}/bin" && pwd)/python" copy=build/tsan
-mkdir -p "$copy" && rm -rf "$copy/fastcache" "$copy/tests"
-cp -r pyproject.toml setup.py MANIFEST.in LICENSE README.md fastcache fastcache_ext tests "$copy"
-cd "$copy" && rm -f fastcache_ext/*.so
-FASTCACHE_BUILD=tsan "$python" setup.py -q build_ext --inplace
+copy=$(bash ci/sanitized.sh tsan)
+python="$(cd "${VENV:-.venv}/bin" && pwd)/python"
+cd "$copy"
 trap 'cat race.* 2>/dev/null || true' EXIT
 rm -f race.*
 export TSAN_OPTIONS=exitcode=66:report_signal_unsafe=0:log_path=race FASTCACHE_STRESS_SECONDS=${FASTCACHE_STRESS_SECONDS:-30} FASTCACHE_SANITIZED=thread

@@ -21,6 +21,7 @@ from fastcache.errors import (
     BudgetTooSmall,
     CheckpointChanged,
     CheckpointError,
+    ChecksumMismatch,
     FastcacheError,
     FeatureUnavailable,
     ForkedStore,
@@ -33,8 +34,10 @@ from fastcache.errors import (
     UnknownExpert,
 )
 from fastcache.keys import ExpertKey
+from fastcache.layout.families import Family, Fused
 from fastcache.linear import linear
 from fastcache.opening import open
+from fastcache.registering import register_family
 from fastcache.sources import ExpertSource, Extent, FileRangeSource, MemorySource
 from fastcache.stats import Stats
 from fastcache.store import ExpertLease, ExpertStore, Leases, Prefetch
@@ -42,7 +45,7 @@ from fastcache.store import ExpertLease, ExpertStore, Leases, Prefetch
 
 def __getattr__(name: str) -> object:
     """These modules are imported when they are first named."""
-    if name in ("metrics", "moe", "predictors", "traces"):
+    if name in ("integrity", "metrics", "moe", "packing", "predictors", "traces"):
         return _import_module(f"fastcache.{name}")
     raise AttributeError(f"module 'fastcache' has no attribute {name!r}")
 
@@ -57,15 +60,18 @@ __all__ = [
     "BudgetTooSmall",
     "CheckpointChanged",
     "CheckpointError",
+    "ChecksumMismatch",
     "ExpertKey",
     "ExpertLease",
     "ExpertSource",
     "ExpertStore",
     "Extent",
+    "Family",
     "FastcacheError",
     "FeatureUnavailable",
     "FileRangeSource",
     "ForkedStore",
+    "Fused",
     "LeaseReleased",
     "Leases",
     "MemorySource",
@@ -79,4 +85,5 @@ __all__ = [
     "UnknownExpert",
     "linear",
     "open",
+    "register_family",
 ]

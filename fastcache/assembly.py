@@ -1,6 +1,6 @@
 """Opening a store, step by step: files against headers, where bytes lie in a slot, memory against what is required.
 
-Imports errors, settings, describe, inventory, placement, sizing, units.
+Imports errors, settings, sidecar, describe, inventory, placement, sizing, units.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fastcache.describe import HUGE_ENOUGH
 from fastcache.inventory import Inventory
 from fastcache.placement import EXTENT, Placement, place
 from fastcache.settings import Settings
+from fastcache.sidecar import Checks, native
 from fastcache.sizing import Sizing
 from fastcache.units import whole_huge
 
@@ -49,6 +50,18 @@ def place_experts(inventory: Inventory, file_align: Sequence[int]) -> Placement:
     return placement
 
 
+_PER_KEY = 28 + 16  # bytes: the compiled half's tables; sizes, classes and records in Python
+_PER_TENSOR = 8 + 12  # bytes: its place in the slot; file and offset in the layout
+_POLICY_PER_KEY = {"next_use": 24, "s3fifo": 9, "lfu": 8, "sieve": 1, "lru": 0, "auto": 24}
+
+
+def metadata_bytes(inventory: Inventory, placement: Placement, policy: str, checks: Checks) -> int:
+    """Return what a store keeps of its experts outside the budget, for as long as it is open; without ghosts."""
+    count, width = placement.tensors.shape
+    checked = 0 if checks.path is None else count * (6 + 8 * width)  # checksum, record, and places once more
+    return int(checked + count * (_PER_KEY + width * _PER_TENSOR + _POLICY_PER_KEY[policy]) + placement.extents.nbytes)
+
+
 def tensor_records(inventory: Inventory) -> list[tuple[list[tuple[Any, ...]], Mapping[str, str], list[int]]]:
     """Return what leases know of tensors, as the catalog takes it: (views, refused, bytes per tensor) a record."""
     return [
@@ -61,7 +74,9 @@ def tensor_records(inventory: Inventory) -> list[tuple[list[tuple[Any, ...]], Ma
     ]
 
 
-def core_arguments(inventory: Inventory, placement: Placement, sizing: Sizing, settings: Settings) -> dict[str, Any]:
+def core_arguments(
+    inventory: Inventory, placement: Placement, sizing: Sizing, settings: Settings, checks: Checks
+) -> dict[str, Any]:
     """Return what the compiled half opens a store with, as it names it.
 
     Raises
@@ -81,7 +96,8 @@ def core_arguments(inventory: Inventory, placement: Placement, sizing: Sizing, s
         "extents": placement.extents,
         "span": placement.span,
         "class_bytes": sizing.slot_bytes,
-        "class_slots": sizing.slots,
+        "class_slots": sizing.slabs.slots,
+        "slabs": sizing.slabs.plan(),
         "policy": "next_use" if settings.policy == "auto" else settings.policy,
         "ghosts": settings.ghosts,
         "choosing": settings.policy == "auto",
@@ -94,6 +110,7 @@ def core_arguments(inventory: Inventory, placement: Placement, sizing: Sizing, s
         "overflow": sizing.overflow,
         "direct_required": settings.direct == "require",
         "speculation": settings.speculation,
+        "sums": native(checks, inventory, placement),
     }
 
 

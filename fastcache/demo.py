@@ -16,6 +16,7 @@ import numpy as np
 
 import fastcache
 from fastcache import fixture, rawread
+from fastcache.budget import Facts, parse_budget
 from fastcache.moe import Speculator, load_block
 from fastcache.predictors import NullPredictor, RouterLookahead
 
@@ -56,6 +57,11 @@ def run(
     what the next layer's router would choose for this layer's input, or "none". Leave NumPy
     one BLAS thread: more of them wait for each other, and for the threads that read.
     """
+    if budget is not None:  # a wrong one is told before anything is written
+        wanted = fixture.demo_shape(size)
+        expert_bytes = wanted.layers * wanted.experts * wanted.expert_nbytes
+        cycle_bytes = wanted.layers * wanted.top_k * wanted.expert_nbytes
+        parse_budget(budget, Facts(expert_bytes, cycle_bytes, trunk_bytes=0, free_bytes=0))
     shape = fixture.write_demo_checkpoint(
         directory, size, seed=seed, progress=lambda done, total: progress("writing the checkpoint", done, total)
     )

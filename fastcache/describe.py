@@ -1,12 +1,13 @@
-"""Description: what was asked of a store, what it really does, and why. Imports settings, units."""
+"""Description: what was asked of a store, what it really does, and why. Imports settings, sidecar, units."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastcache.settings import Settings
+from fastcache.sidecar import Checks
 from fastcache.units import HUGE, format_bytes, whole_huge
 
 PENDING = "the arena is still being prepared in the background; open(progress=...) waits for it"
@@ -18,28 +19,16 @@ def feature(requested: object, used: object, reason: str = "", **more: object) -
     return {"requested": requested, "used": used, "reason": reason, **more}
 
 
-class Description(Mapping[str, Any]):
-    """A mapping: features to {requested, used, reason, ...}, figures to numbers. `str()` of it is for people."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = dict(values)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+class Description(dict[str, Any]):
+    """Features to {requested, used, reason, ...}, figures to numbers; JSON takes it. `str()` of it is for people."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists, strings and numbers, as JSON takes them."""
-        return {name: dict(value) if isinstance(value, dict) else value for name, value in self._values.items()}
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in self.items()}
 
     def __str__(self) -> str:
         lines = []
-        for name, value in self._values.items():
+        for name, value in self.items():
             if isinstance(value, dict) and "used" in value:
                 asked = "" if value["requested"] in (None, "auto", value["used"]) else f" (asked: {value['requested']})"
                 why = f": {value['reason']}" if value["reason"] else ""
@@ -70,11 +59,12 @@ def describe_store(
     engine: tuple[str, str, str | None],
     budget_bytes: int,
     slot_bytes: Sequence[int],
-    slots: Sequence[int],
     cycle_bytes: int | None,
     speculation: dict[str, Any],
     overflow_limit: int,
+    metadata: tuple[int, int],
     not_indexed: Sequence[str],
+    checks: Checks,
 ) -> Description:
     """Return the description of a store from its settings `s`, the kernel's word on its memory `m`, and its files."""
     arena = m.get("arena_bytes", 0)
@@ -115,17 +105,25 @@ def describe_store(
                 registered_bytes=m.get("registered_bytes", 0),
             ),
             "speculation": speculation,
+            "verify": feature(
+                checks.requested, "none" if checks.path is None else "sidecar", checks.why, sidecar=checks.path
+            ),
             "budget_bytes": budget_bytes,
             "arena_bytes": arena,
             "populated_bytes": m.get("populated_bytes", 0),
             "slots": m.get("slots", 0),
             "leased_slots": m.get("leased_slots", 0),
             "slot_bytes": slot_bytes[0] if len(slot_bytes) == 1 else list(slot_bytes),
-            "slot_classes": [{"slot_bytes": b, "slots": n} for b, n in zip(slot_bytes, slots, strict=True)],
+            "slot_classes": [
+                {"slot_bytes": b, "slots": n} for b, n in zip(slot_bytes, m.get("class_slots", ()), strict=False)
+            ],
+            "slabs": {name: m.get(name, 0) for name in ("slab_bytes", "slabs", "trades", "traded_out")},
             "token_cycle_bytes": cycle_bytes,
             "overflow_limit_bytes": overflow_limit,
             "overflow_bytes": m.get("overflow_bytes", 0),
             "overflow_peak_bytes": m.get("overflow_peak", 0),
+            "metadata_bytes": metadata[0],
+            "metadata_bytes_per_expert": -(-metadata[0] // max(1, metadata[1])),
             "files": len(rows),
             "not_indexed": list(not_indexed),
         }

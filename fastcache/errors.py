@@ -108,6 +108,30 @@ class CheckpointChanged(CheckpointError):
     """A file changed after it was opened: size, modification time or identity."""
 
 
+class ChecksumMismatch(ReadFailed, CheckpointError):
+    """An expert's bytes are not those that its checksum was made of: they were damaged on disk, or on their way.
+
+    Never shown, never kept: an expert that fails is read anew when it is wanted again.
+
+    Attributes
+    ----------
+    key : ExpertKey
+    filename : str
+    offset : int
+        Where the first of the expert's bytes lies in the file.
+    wanted, got : int
+        Checksums.
+    """
+
+
+class SidecarError(CheckpointError):
+    """A sidecar of checksums is damaged, of another version, or cannot serve this source."""
+
+
+class SidecarNotFound(SidecarError, FileNotFoundError):
+    """There is no sidecar of checksums where it was looked for."""
+
+
 class InvalidRange(CheckpointError, ValueError):
     """A byte range that was given for an expert cannot be one."""
 

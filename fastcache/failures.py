@@ -12,7 +12,7 @@ from fastcache.units import format_bytes
 
 # Codes below zero come from the calls, those from 1001 on from reads (fastcache_ext/ioqueue.pxd); else an errno.
 FORKED, UNKNOWN, TIMEOUT, PINS = -1, -2, -3, -4
-SHORT, CHANGED, CLOSED, CANCELLED, SOURCE, OVERFLOW = 1001, 1002, 1003, 1004, 1005, 1006
+SHORT, CHANGED, CLOSED, CANCELLED, SOURCE, OVERFLOW, CHECKSUM = 1001, 1002, 1003, 1004, 1005, 1006, 1007
 
 
 def failure(
@@ -66,6 +66,18 @@ def failure(
         return errors.ShortRead(
             f"{where} ended early: wanted {wanted} bytes at offset {offset}, got {got}; it was cut after it was opened",
             errno=errno.ENODATA,
+            filename=path,
+            key=key,
+            offset=offset,
+            wanted=wanted,
+            got=got,
+        )
+    if code == CHECKSUM:
+        more = "; `fastcache verify` names all that differ" if store else ""
+        return errors.ChecksumMismatch(
+            f"{where}: the expert that begins there at offset {offset}, and may go on in other files, is not the one "
+            f"that was checksummed: CRC-32C {got:08x}, and the sidecar has {wanted:08x}{more}",
+            errno=errno.EBADMSG,
             filename=path,
             key=key,
             offset=offset,

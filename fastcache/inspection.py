@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from fastcache.errors import UnsupportedCheckpoint
+from fastcache.errors import CheckpointError
 from fastcache.inventory import Inventory, inventory_of
 from fastcache.layout.build import build_layout
 from fastcache.layout.record import LayerExperts, Layout, Record
-from fastcache.quant.blocks import decoder_of, is_blocks
-from fastcache.quant.floats import is_plain
+from fastcache.quant.decodable import check_decodable, hollow
 
 _ROLES = ("gate", "up", "down")
 
@@ -156,21 +155,15 @@ def _problems(layout: Layout, records: list[Record], figures: dict[str, Any]) ->
 
 def _served_as_bytes(record: Record) -> list[str]:
     """Say which of a record's tensors have no arithmetic here."""
-    usable = set()
+    arrays = hollow((view.label, view.dtype, view.shape) for view in record.views)
     found = []
-    for view in record.views:
-        role, _, suffix = view.label.partition(".")
-        if is_plain(view.dtype):
-            usable.add(view.label)
-        elif is_blocks(view.dtype) and suffix == "weight":
-            try:
-                decoder_of(view.dtype)
-                usable.add(role)
-            except UnsupportedCheckpoint as error:
-                found.append(str(error))
-    roles = {view.label.partition(".")[0] for view in record.views} | record.refused.keys()
     for role in _ROLES:
-        if role in roles and role not in usable and role in record.refused and not found:
+        if any(label.partition(".")[0] == role for label in arrays):
+            try:
+                check_decodable(arrays, role)
+            except CheckpointError as error:
+                found.append(str(error))
+        elif role in record.refused:
             stored = sorted({f"{tensor.label} {tensor.dtype}" for tensor in record.tensors})
             found.append(f"no arithmetic here for these experts, their bytes are served: {', '.join(stored)}")
     return found

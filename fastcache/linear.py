@@ -1,4 +1,4 @@
-"""x @ W.T for a weight as an expert's lease holds it: any plain dtype, any GGML type, any strides, bounded memory.
+"""x @ W.T for a weight as an expert's lease holds it: plain, of a GGML type, or codes with scales; bounded memory.
 
 Owns the public `linear`. Knows no model, no store; a lease is a mapping of labels to arrays. Imports errors, quant.
 """
@@ -6,27 +6,24 @@ Owns the public `linear`. Knows no model, no store; a lease is a mapping of labe
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastcache.errors import UnsupportedCheckpoint
-from fastcache.quant.blocks import Decoder, decoder_of, is_blocks, widen_blocks
+from fastcache.formats.scheme import schemes_of
+from fastcache.quant.blocks import decoder_of, is_blocks, widen_blocks
+from fastcache.quant.coded import Arrays, coded_weight
 from fastcache.quant.floats import aligned_empty, is_plain, widen
+
+__all__ = ["BLOCK_BYTES", "Arrays", "linear"]
 
 BLOCK_BYTES: Final = 2 << 20
 """Bytes of float32 that one block of a weight is converted into (more only if one stored row is longer)."""
 _ROLES: Final = ("gate", "up", "down")
-
-
-class Arrays(Protocol):
-    """Labels to arrays: an ExpertLease, or a dict of resident arrays."""
-
-    def __getitem__(self, label: str, /) -> NDArray[Any]: ...
-
-    def __iter__(self) -> Iterator[str]: ...
+Fill: TypeAlias = Callable[[int, NDArray[np.float32]], None]  # first row, float32 [n, in] to write rows into
 
 
 class _Scratch(threading.local):
@@ -54,11 +51,24 @@ def linear(x: ArrayLike, lease: Arrays, name: str) -> NDArray[np.float32]:
     x : array_like, float32, [T, in] or [in]
         Activations of T tokens.
     lease : mapping of str to ndarray
-        An ExpertLease, or a dict of resident arrays.
+        An ExpertLease; a dict of resident arrays; any mapping of full tensor names, such as a model's trunk.
     name : str
         Label of a weight W [out, in] in float32, float16 or bfloat16; a transposed or interleaved view is fine. Or
-        "gate", "up" or "down" of an expert from a GGUF file, whatever type its "gate.weight" has: a dequantised weight
-        is bit for bit what the gguf package gives, times "gate.scale" where the file has one.
+        "gate", "up", "down", or a full name such as "model.layers.3.self_attn.q_proj.weight", of a weight that is
+        stored otherwise:
+
+        * of a GGML type ("gate.weight"): dequantised bit for bit as the gguf package does it, times "gate.scale"
+          where the file has one;
+        * float8 or int8 codes with "gate.weight_scale_inv", ".weight_scale" or ".scale": per block (DeepSeek-V3, Kimi
+          K2), edges cut off as they are, per row, per group of columns, or one;
+        * MXFP4 as gpt-oss ("gate.blocks", "gate.scales") or compressed-tensors ("gate.weight_packed",
+          "gate.weight_scale") has it, and NVFP4 with its "gate.weight_global_scale";
+        * integers of 4 or 8 bits packed into int32 ("gate.weight_packed", with "gate.weight_shape", and
+          "gate.weight_zero_point" where it is not symmetric).
+
+        Such a weight is ``(code - zero) * scale``, every value a float32 rounded once. Which rows and columns share a
+        scale is config.json's word, which a store's arrays carry in their dtype, as do copies of them; without it
+        only grids that can be read in one way are. Scales of activations are not used.
 
     Returns
     -------
@@ -69,8 +79,10 @@ def linear(x: ArrayLike, lease: Arrays, name: str) -> NDArray[np.float32]:
     KeyError
         The lease has no such label, nor the same role encoded.
     UnsupportedCheckpoint
-        The weight is encoded (float8, packed integers, ...) and not of GGML's types, or of one that the gguf package
-        cannot dequantise: served as bytes, not decoded by this version.
+        The weight is encoded in a way that this version does not decode, and the message names the config's key for
+        it; or of a GGML type that the gguf package cannot dequantise. It is served as bytes.
+    CheckpointError
+        Codes and scales do not fit each other (MissingTensor: a tensor that belongs to them is not there).
     ValueError
         The shapes do not fit; the message gives both.
 
@@ -82,8 +94,8 @@ def linear(x: ArrayLike, lease: Arrays, name: str) -> NDArray[np.float32]:
     of a fixed size, 2 MiB of float32 (at least one stored row), into buffers that each calling thread keeps: beyond
     the result the call holds at most 3 MiB, or 6 bytes per element of a row that is longer than a block; and for a
     weight that is stored as [in, out] the size of the result once more. GGML's blocks take 2 MiB, and what
-    dequantising 16 rows takes: up to about 25 bytes per element of those. NumPy's own bfloat16 product is more than
-    ten times slower.
+    dequantising 16 rows takes: up to about 25 bytes per element of those. Codes with scales take 2 MiB and at most
+    1 MiB to decode them with. NumPy's own bfloat16 product is more than ten times slower.
 
     The bits of the result depend on x, the weight's values, dtype and strides, and BLAS with its thread count; not
     on where the weight lies, nor on other threads calling this. Safe to call from any number of threads.
@@ -93,6 +105,8 @@ def linear(x: ArrayLike, lease: Arrays, name: str) -> NDArray[np.float32]:
     except KeyError:
         if name in _ROLES and (blocks := _blocks(lease, name)) is not None:
             return _times_blocks(x, lease, name, blocks)
+        if (coded := coded_weight(lease, name)) is not None:
+            return _times_rows(x, name, coded.shape, coded.fill)
         encoded = [label for label in lease if not is_plain(lease[label].dtype)]
         if name not in _ROLES or not encoded:
             raise
@@ -100,6 +114,9 @@ def linear(x: ArrayLike, lease: Arrays, name: str) -> NDArray[np.float32]:
         raise _cannot_decode(lease, name, own or encoded) from None
     if is_blocks(weight.dtype):
         return _times_blocks(x, lease, name, weight)
+    # A lease's "gate" is its weight. Of "gate.weight", even in bfloat16, the scale beside it is a part.
+    if (name.endswith(".weight") or not is_plain(weight.dtype)) and (coded := coded_weight(lease, name)) is not None:
+        return _times_rows(x, name, coded.shape, coded.fill)
     if not is_plain(weight.dtype):
         raise _cannot_decode(lease, name, [name])
     x, rows = _checked(x, name, weight.shape)
@@ -130,29 +147,31 @@ def _times_blocks(x: ArrayLike, lease: Arrays, name: str, weight: NDArray[Any]) 
     """Multiply by a weight of GGML blocks, uint8 [out, row bytes], a block of rows at a time."""
     decoder = decoder_of(weight.dtype)
     shape = (*weight.shape[:-1], decoder.width(weight.shape[-1]))
-    x, rows = _checked(x, name, shape)
-    y = _by_rows(rows, weight, decoder, shape)
+
+    def fill(first: int, out: NDArray[np.float32]) -> None:
+        widen_blocks(decoder, weight[first : first + len(out)], out)
+
+    y = _times_rows(x, name, shape, fill)
     scale = f"{name.partition('.')[0]}.scale"
     if scale in set(lease):
         y *= lease[scale].astype(np.float32)
-    return y if x.ndim == 2 else y[0]
-
-
-def _by_rows(
-    x: NDArray[np.float32], weight: NDArray[Any], decoder: Decoder, shape: tuple[int, ...]
-) -> NDArray[np.float32]:
-    n_out, n_in = shape
-    y = np.zeros((len(x), n_out), np.float32)
-    if not y.size or not n_in:
-        return y
-    step = min(n_out, max(1, BLOCK_BYTES // (4 * n_in)))
-    _scratch.reserve(step * n_in, halves=False)
-    for first in range(0, n_out, step):
-        stored = weight[first : first + step]
-        block = _scratch.floats[: len(stored) * n_in].reshape(len(stored), n_in)
-        widen_blocks(decoder, stored, block)
-        np.matmul(x, block.T, out=y[:, first : first + len(stored)])
     return y
+
+
+def _times_rows(x: ArrayLike, name: str, shape: tuple[int, ...], fill: Fill) -> NDArray[np.float32]:
+    """Multiply by a weight [out, in] whose rows `fill` writes, as many at a time as a block takes."""
+    x, rows = _checked(x, name, shape)
+    n_out, n_in = shape
+    y = np.zeros((len(rows), n_out), np.float32)
+    if y.size and n_in:
+        step = min(n_out, max(1, BLOCK_BYTES // (4 * n_in)))
+        _scratch.reserve(step * n_in, halves=False)
+        for first in range(0, n_out, step):
+            count = min(step, n_out - first)
+            block = _scratch.floats[: count * n_in].reshape(count, n_in)
+            fill(first, block)
+            np.matmul(rows, block.T, out=y[:, first : first + count])
+    return y if x.ndim == 2 else y[0]
 
 
 def _blas_takes(weight: NDArray[Any]) -> bool:
@@ -208,7 +227,10 @@ def _cannot_decode(lease: Arrays, name: str, labels: list[str]) -> UnsupportedCh
     }
     dtype = lease[labels[0]].dtype.name
     what = next((text for start, text in meaning.items() if dtype.startswith(start)), "not a float of 16 or 32 bits")
+    problems = [each.problem for label in labels for each in schemes_of(lease[label].dtype) if each.problem]
+    why = f": {problems[0]}" if problems else ""
     return UnsupportedCheckpoint(
-        f"linear cannot multiply by {name!r}: stored as {stored} ({what}). The lease serves the bytes; "
-        f"this version decodes float32, float16, bfloat16 and GGML's types only"
+        f"linear cannot multiply by {name!r}: stored as {stored} ({what}){why}. The lease serves the bytes; this "
+        f"version decodes float32, float16, bfloat16, GGML's types, and float8, MXFP4, NVFP4 and packed integers with "
+        f"their scales beside them"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ def open(
     guess_share: float | None = None,
     timeout: float | None = None,
     ghosts: bool | None = None,
+    verify: str | os.PathLike[str] | None = None,
     name: str | None = None,
     progress: Callable[[int, int], Any] | None = None,
 ) -> ExpertStore:
@@ -69,6 +71,10 @@ def open(
     ghosts : bool, optional
         Let ghost caches of all policies watch a sample of the traffic, for `mrc()`; with policy="auto" they always do.
         FASTCACHE_GHOSTS (1 or 0).
+    verify : {"sidecar", "off"} or path-like, optional
+        "sidecar": hold every expert to its checksum when it arrives, before anyone can see it; the sidecar lies beside
+        the checkpoint, where `fastcache.checksum` puts it, or at the path given. An expert that differs raises
+        ChecksumMismatch and is not kept. Default: off. FASTCACHE_VERIFY.
     name : str, optional
         For logs and metrics; the path's last part if None.
     progress : callable, optional
@@ -77,8 +83,10 @@ def open(
 
     Raises
     ------
-    CheckpointError, BudgetTooSmall, FeatureUnavailable, ValueError, TypeError
+    CheckpointError, SidecarNotFound, CheckpointMismatch, BudgetTooSmall, FeatureUnavailable, ValueError, TypeError
     """
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress is a callable or None; got {progress!r}")
     settings = resolve(
         budget=budget,
         policy=policy,
@@ -96,5 +104,6 @@ def open(
         guess_share=guess_share,
         policies=tuple(POLICIES),
         ghosts=ghosts,
+        verify=verify,
     )
     return ExpertStore(path_or_source, settings, name, progress)

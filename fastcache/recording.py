@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcache.errors import RecordingError
+from fastcache.errors import ForkedStore, RecordingError
 from fastcache.inventory import Inventory
 from fastcache.settings import Settings
 from fastcache.sizing import Sizing
@@ -105,7 +105,10 @@ class Recording:
         self.stop()
 
     def __repr__(self) -> str:
-        records, dropped, exact, ended, _ = self._state()
+        try:
+            records, dropped, exact, ended, _ = self._state()
+        except ForkedStore:
+            return f"<Recording {str(self.path)!r}, of the process that opened the store>"
         state = f"ended: {ended}" if ended else "running"
         return f"<Recording {str(self.path)!r}: {records} records, {dropped} lost, exact {exact}, {state}>"
 
@@ -135,7 +138,8 @@ def header_of(
             "policies": policies,
             "engine": store.engine_used,
             "budget_bytes": sizing.budget,
-            "slots": list(sizing.slots),
+            "slots": list(sizing.slabs.slots),
+            "slabs": sizing.slabs.plan(),
             "slot_bytes": list(sizing.slot_bytes),
             "classes": [[kind, len(list(keys))] for kind, keys in itertools.groupby(sizing.cls.tolist())],
             "counters": list(COUNTERS),
@@ -146,7 +150,12 @@ def header_of(
 
 
 def record(
-    store: Server, header: Header, path: str | os.PathLike[str], max_bytes: int | str | None = None, ring: int = RING
+    store: Server,
+    header: Header,
+    path: str | os.PathLike[str],
+    max_bytes: int | str | None = None,
+    ring: int = RING,
+    overwrite: bool = False,
 ) -> Recording:
     """Start a recording: see ExpertStore.record. `ring`: records that may wait to be written."""
     limit = parse_bytes(MAX_BYTES if max_bytes is None else max_bytes, "max_bytes")
@@ -157,7 +166,11 @@ def record(
         raise ValueError(f"max_bytes is {limit}; a recording of this store takes at least {len(text) + LEAST_BYTES}")
     if running(store):  # before the file is truncated: it may be the one that is written
         raise _busy(header)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if overwrite else os.O_EXCL), 0o666)
+    except FileExistsError as error:
+        why = "there is a file already; overwrite=True would replace it"
+        raise FileExistsError(error.errno, why, os.fspath(path)) from None
     tape = Tape()
     try:
         with open(fd, "wb", closefd=False) as file:

@@ -36,6 +36,7 @@ class Settings:
     ghosts: bool = False  # ghost caches watch the traffic
     guess_bytes: int | None = None
     guess_share: float = 0.25
+    verify: str | None = None  # "sidecar", or the path of one; None: nothing is checked
 
 
 def resolve(
@@ -56,6 +57,7 @@ def resolve(
     ghosts: Any = None,
     guess_bytes: Any = None,
     guess_share: Any = None,
+    verify: Any = None,
 ) -> Settings:
     """Return checked settings.
 
@@ -106,6 +108,11 @@ def resolve(
             raise ValueError(f"{what} must be above 0 and at most 1; got {value!r}")
         return number
 
+    def sidecar(value: Any, what: str) -> str | None:
+        if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+            raise TypeError(f"{what} must be 'sidecar', 'off', or the path of a sidecar; got {value!r}")
+        return None if value == "off" else os.fsdecode(value)
+
     feature = one_of("auto", "require", "off")
     if timeout is not None:
         timeout = seconds(timeout)
@@ -126,6 +133,7 @@ def resolve(
         ghosts=_pick("ghosts", ghosts, "FASTCACHE_GHOSTS", False, switch) or chosen == "auto",
         guess_bytes=_pick("guess_bytes", guess_bytes, "FASTCACHE_GUESS_BYTES", None, whole_chunk),
         guess_share=_pick("guess_share", guess_share, "FASTCACHE_GUESS_SHARE", 0.25, share),
+        verify=_pick("verify", verify, "FASTCACHE_VERIFY", None, sidecar),
     )
 
 

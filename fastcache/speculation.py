@@ -43,6 +43,8 @@ def describe_speculation(requested: str, told: Mapping[str, Any], found: Mapping
         for name, row in told["predictors"].items()
         if row["issued"] or row["declined"] or name not in ("caller", *NOT_JUDGED)
     }
+    if requested in ("always", "off"):  # there is a verdict, and nobody heeds it
+        rows = {name: {**row, "state": "full" if requested == "always" else "stopped"} for name, row in rows.items()}
     judged = {name: row for name, row in rows.items() if name not in NOT_JUDGED}
     if requested == "off":
         used, reason = "off", "speculation='off': every prefetch is declined; pins and warm() are not"
@@ -52,28 +54,16 @@ def describe_speculation(requested: str, told: Mapping[str, Any], found: Mapping
         states = {row["state"] for row in judged.values()}
         used = states.pop() if len(states) == 1 else "narrowed" if states else "full"
         reason = "; ".join(_sentence(name, row) for name, row in judged.items())
-    if requested == "always" and judged:
-        reason += "; " + "; ".join(_sentence(name, row, acted_on=False) for name, row in judged.items())
     return feature(
         requested,
         used,
         reason or "nothing was guessed yet",
         io={**told["io"], "priority_reason": _why_priority(told["io"]["priority"], found)},
-        predictors={
-            name: {key: row[key] for key in told["counts"]} | {"state": _state(requested, name, row)}
-            for name, row in rows.items()
-        },
+        predictors={name: {key: row[key] for key in ("state", *told["counts"])} for name, row in rows.items()},
     )
 
 
-def _state(requested: str, name: str, row: Mapping[str, Any]) -> str:
-    """Return what is done with a predictor's guesses, which the verdict on them alone does not say."""
-    if name in NOT_JUDGED or requested == "always":
-        return "full"
-    return "off" if requested == "off" else str(row["state"])
-
-
-def _sentence(name: str, row: Mapping[str, Any], acted_on: bool = True) -> str:
+def _sentence(name: str, row: Mapping[str, Any]) -> str:
     n = round(row["remembered"])
     if row["state"] == "full" and n < FEW:
         return f"{name}: {n} guesses resolved, {FEW} are needed to judge"
@@ -82,4 +72,4 @@ def _sentence(name: str, row: Mapping[str, Any], acted_on: bool = True) -> str:
         f"and cost {row['cost_ns'] / 1e6:.1f} ms"
     )
     verdict = {"full": "", "narrowed": " (half of each call is read)", "stopped": " (stopped, but for probes)"}
-    return f"{name}{verdict[row['state']] if acted_on else ''}: {figures}"
+    return f"{name}{verdict[row['state']]}: {figures}"

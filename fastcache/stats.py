@@ -33,6 +33,7 @@ ERRORS = {  # class -> meaning
     "overflow_limit": "requests refused because pass-through buffers may hold no more (OverflowLimit)",
     "timeout": "calls that gave up waiting (ReadTimeout)",
     "closed": "loads that closing the store dropped (StoreClosed)",
+    "checksum": "loads whose bytes were not those that the sidecar knows (ChecksumMismatch)",
 }
 # Bucket i counts waits of more than 2**(i - 1) and at most 2**i microseconds; the last one, all longer ones.
 WAIT_EDGES_US = tuple(2**i for i in range(25))

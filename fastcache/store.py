@@ -24,9 +24,11 @@ from fastcache.placement import Placement
 from fastcache.pyworker import PythonWorker
 from fastcache.settings import Settings
 from fastcache.settings import seconds as in_seconds
+from fastcache.sidecar import checks
 from fastcache.sizing import size_store
 from fastcache.speculation import limit_guesses
 from fastcache.stats import Stats
+from fastcache.trunk import Trunk
 from fastcache.units import format_bytes
 from fastcache.warming import Warmed, warm
 from fastcache.waves import Waves
@@ -56,6 +58,9 @@ class ExpertStore(Server):
         The model family's row, or "unknown".
     top_k : int or None
         Experts that a token uses in a layer.
+    trunk : Trunk
+        Every tensor of no routed expert by its on-disk name: read-only, as stored, memory-mapped when asked for. Its
+        arrays outlive `close()`. Empty for a source.
     budget_bytes : int
         What the arena may take; `describe()["arena_bytes"]` is what it takes.
     fingerprint : str
@@ -87,6 +92,7 @@ class ExpertStore(Server):
             else type(source).__name__
         )
         self.family, self.top_k = inventory.family, inventory.top_k
+        self.trunk = Trunk(inventory.layout)
         direct = cast(Literal["auto", "require", "off"], settings.direct)
         self._files = FileSet(inventory.paths, direct=direct, memory=inventory.memory)
         rows = self._files.describe()
@@ -94,9 +100,11 @@ class ExpertStore(Server):
         sizes = [row["size"] for row in rows]
         assembly.check_ends(inventory, sizes)
         self.fingerprint = fingerprint(inventory, sizes)
+        self._checks = checks(settings.verify, inventory, sizes)
         placement = assembly.place_experts(inventory, file_align)
         largest = max([512, *file_align])
         slot_align = max(PAGE, largest)
+        self._metadata_bytes = assembly.metadata_bytes(inventory, placement, settings.policy, self._checks)
         sizing = self._sizing = size_store(inventory, placement.span, slot_align, settings, self.name)
         self.budget_bytes = sizing.budget
         self._start_reading(
@@ -124,7 +132,7 @@ class ExpertStore(Server):
             )
         )
         self._payload = inventory.payload()
-        arguments = assembly.core_arguments(inventory, placement, self._sizing, settings)
+        arguments = assembly.core_arguments(inventory, placement, self._sizing, settings, self._checks)
         try:
             self._open(files=self._files, chunk=chunk, slot_align=slot_align, **arguments)
         except OSError as error:
@@ -291,7 +299,9 @@ class ExpertStore(Server):
             "an ExpertStore cannot be pickled: open the checkpoint again in the other process, or reopen() after a fork"
         )
 
-    def record(self, path: str | os.PathLike[str], max_bytes: int | str | None = None) -> recording.Recording:
+    def record(
+        self, path: str | os.PathLike[str], max_bytes: int | str | None = None, *, overwrite: bool = False
+    ) -> recording.Recording:
         """Write what happens in this store to a trace file, until stop(), close() or `max_bytes` (None: 1 GiB).
 
         Begin before the first request: `fastcache.traces.replay_exact` replays such a file to this store's counters.
@@ -299,12 +309,12 @@ class ExpertStore(Server):
         Raises
         ------
         OSError
-            The file cannot be written. If that happens later, the recording ends, and says so.
+            The file is there and `overwrite` is not set, or cannot be written. Later, that ends the recording.
         RecordingError, ValueError
             The store is being recorded already; `max_bytes` has no room for records.
         """
         header = recording.header_of(self, self.name, self._inventory, self._payload, self._sizing, self._settings)
-        return recording.record(self, header, path, max_bytes)
+        return recording.record(self, header, path, max_bytes, overwrite=overwrite)
 
     def mark_token(self, n: int = 1) -> None:
         """Say that what is requested from here on is for the next n tokens (of a prompt, say), in a recording."""

@@ -48,7 +48,9 @@ class _Store(Protocol):
 
 def warm(store: _Store, keys: Iterable[tuple[int, int]] | None, progress: Progress | None) -> Warmed:
     """Read experts and wait for them; see `ExpertStore.warm`."""
-    wanted = filling(store) if keys is None else list(dict.fromkeys(ExpertKey(*key) for key in keys))
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress is a callable or None; got {progress!r}")
+    wanted = filling(store) if keys is None else list(dict.fromkeys(_keys(keys)))
     sizes = {key: store.expert_nbytes(key) for key in wanted}  # and UnknownExpert before anything is read
     total, done = sum(sizes.values()), 0
     here: list[ExpertKey] = []
@@ -78,6 +80,15 @@ def warm(store: _Store, keys: Iterable[tuple[int, int]] | None, progress: Progre
         raise store._batch_error(failed)
     count = [*became.values()].count
     return Warmed(len(became) - count("resident") - count("no_room"), count("resident"), count("no_room"))
+
+
+def _keys(keys: object) -> Iterator[ExpertKey]:
+    if not isinstance(keys, Iterable) or isinstance(keys, (str, bytes)):
+        raise TypeError(f"keys is an iterable of (layer, expert), or None; got {keys!r}")
+    for key in keys:
+        if not isinstance(key, tuple) or len(key) != 2:
+            raise TypeError(f"keys is an iterable of (layer, expert), or None; it has {key!r}")
+        yield ExpertKey(*key)
 
 
 def filling(store: _Store) -> list[ExpertKey]:

@@ -5,7 +5,8 @@ May import core.
 from libc.stdint cimport int32_t
 from libc.stdlib cimport free, malloc
 
-from fastcache_ext.core cimport Core, key_parts, shown
+from fastcache_ext.core cimport Core
+from fastcache_ext.given cimport key_parts, shown
 
 cdef enum:
     SCANNED = 64            # keys up to which a scan finds duplicates

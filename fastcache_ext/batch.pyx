@@ -10,10 +10,10 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from fastcache_ext.arena cimport arena_ref, fc_private, fork_generation, private_new
+from fastcache_ext.arena cimport fc_private, fork_generation, private_new
 from fastcache_ext.core cimport Core
 from fastcache_ext.counters cimport FC_ERROR_TIMEOUT, FC_FIRST_ERROR, count_begin, count_end, count_in, fc_counters
-from fastcache_ext.hold cimport Hold
+from fastcache_ext.hold cimport Hold, hold_arena
 from fastcache_ext.ioqueue cimport FC_ESOURCE, fc_load
 from fastcache_ext.monitor cimport *
 from fastcache_ext.recorder cimport T_TIMED_OUT, note
@@ -152,5 +152,5 @@ cdef class Batch:
         node.priv = NULL
         node_set(node, FC_NODE_TAKEN)
         h.arena = self.w.arena
-        arena_ref(h.arena)
+        hold_arena(h.arena)
         return h

@@ -10,10 +10,6 @@ from fastcache_ext.recorder cimport fc_recorder
 from fastcache_ext.uring cimport fc_uring
 from fastcache_ext.worker cimport fc_worker
 
-cdef str shown(object given)
-# The two parts of an ExpertKey, or a TypeError that says what was given instead.
-cdef tuple key_parts(object key)
-
 cdef class Core:
     cdef fc_core *c
     cdef fc_uring *ring

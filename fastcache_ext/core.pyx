@@ -9,13 +9,12 @@ cimport cython
 from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches, PyErr_Occurred
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport ENOSYS
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 
 import atexit
 import logging
 import os
-import reprlib
 import weakref
 
 from fastcache_ext import liburing
@@ -23,10 +22,13 @@ from fastcache_ext.evidence import MODES as SPECULATION
 from fastcache_ext.policy import NAMES as POLICIES
 
 from fastcache_ext.arena cimport (
-    FC_HUGE_OFF, FC_HUGE_THP, FC_HUGE_TLB, arena_new, arena_unref, fc_arena, fork_generation,
+    FC_HUGE_OFF, FC_HUGE_THP, FC_HUGE_TLB, arena_new, arena_unref, fc_arena, fc_slabs,
+    fork_generation, slabs_read,
 )
 from fastcache_ext.files cimport FileSet
 from fastcache_ext.ghosts cimport MAX_GHOSTS
+from fastcache_ext.given cimport key_parts, shown
+from fastcache_ext.hold cimport hold_arena, unhold_arena
 from fastcache_ext.ioqueue cimport FC_ECLOSED, fc_extent, fc_port
 from fastcache_ext.port cimport core_port
 from fastcache_ext.monitor cimport (
@@ -34,12 +36,26 @@ from fastcache_ext.monitor cimport (
 )
 from fastcache_ext.pread cimport pread_join, pread_start
 from fastcache_ext.recorder cimport FC_ENDED_CLOSED, recorder_end, recorder_join
+from fastcache_ext.sums cimport sums_new
 from fastcache_ext.table cimport table_resident
 from fastcache_ext.threads cimport fc_now_ns
 from fastcache_ext.uring cimport uring_join, uring_kick, uring_start, uring_stop_reads
 from fastcache_ext.worker cimport fc_worker, worker_join, worker_leave_ring, worker_start
 
-cdef extern from "Python.h":
+cdef extern from *:
+    """
+    /* an int of one digit, or -1: what needs no call */
+    static CYTHON_INLINE Py_ssize_t fc_small(PyObject *o) {
+        if (!PyLong_CheckExact(o))
+            return -1;
+    #if PY_VERSION_HEX >= 0x030C0000
+        return PyUnstable_Long_IsCompact((PyLongObject *)o) ? PyUnstable_Long_CompactValue((PyLongObject *)o) : -1;
+    #else
+        return Py_SIZE(o) == 1 ? (Py_ssize_t)((PyLongObject *)o)->ob_digit[0] : Py_SIZE(o) == 0 ? 0 : -1;
+    #endif
+    }
+    """
+    Py_ssize_t fc_small(object number) noexcept
     Py_ssize_t clipped "PyNumber_AsSsize_t" (object number, void *overflow) noexcept        # NULL: clip; -1 with an error set
 
 cdef int64_t GUESS_CHUNK = 1 << 20      # bytes of the one guess read that a demand may have to wait for
@@ -53,20 +69,6 @@ def _close_all():
     for core in list(_open_cores):
         if not core._shut(LEAK_NS):
             logging.getLogger("fastcache").error("a read has not returned at exit; its memory is left to the system")
-
-
-cdef str shown(object given):
-    """What a caller gave, as an error names it: shortened, with its type."""
-    return f"{reprlib.repr(given)} ({type(given).__name__})"
-
-
-cdef tuple key_parts(object key):
-    if isinstance(key, (str, bytes)) or not hasattr(key, "__iter__"):
-        raise TypeError(f"give layer and expert, two integers, or an ExpertKey; got {shown(key)}")
-    parts = tuple(key)
-    if len(parts) != 2:
-        raise TypeError(f"give layer and expert, two integers, or an ExpertKey; got {len(parts)} in {shown(key)}")
-    return parts
 
 
 cdef bytes copy(object source):
@@ -83,7 +85,7 @@ cdef class Core:
 
     def _open(self, *, layers, cls_of, ext_first, extents, span, FileSet files, class_bytes, class_slots, policy,
               engine, chunk, queue_depth, io_threads, hugepages, mlock, registered, overflow, direct_required,
-              slot_align=4096, speculation="auto", ghosts=False, choosing=False):
+              slot_align=4096, speculation="auto", ghosts=False, choosing=False, slabs=None, sums=None):
         """Make the arena, the table and the engine.
 
         Parameters
@@ -93,7 +95,10 @@ cdef class Core:
         cls_of, ext_first, extents, span : buffers
             Per key: size class (uint8), first extent (int32, one more than keys), `fc_extent` records, bytes of slot used (int64).
         class_bytes, class_slots : sequences of int
-            Bytes of a slot, and number of slots, per size class.
+            Bytes of a slot, and number of slots outside slabs, per size class.
+        slabs : None or tuple
+            What classes trade: (bytes of a slab, slabs that each class begins with, those that it can have, its slots in
+            one, slots that it keeps), sequences per size class but for the first.
         engine : {"auto", "uring", "pread", "hand", "scripted"}
             "hand": loads are filled by `_read_expert`; "scripted": by a test.
         hugepages : {"thp", "tlb", "off"}
@@ -105,6 +110,9 @@ cdef class Core:
             Which guesses are let in: see evidence.pyx.
         ghosts, choosing : bool
             Whether ghost caches of all policies watch the traffic, and whether they may change the policy.
+        sums : tuple, optional
+            (places int64 [keys, width], sizes int64 [records, width], record of each key uint16, checksums uint32 [keys]) of
+            tensors in layout order: what is read is held to the checksums; where they are None, `_sums()` gives what came.
 
         Raises OSError with the errno and the name of what the system refused.
         """
@@ -113,6 +121,7 @@ cdef class Core:
         cdef int32_t slots_[16]
         cdef int error = 0
         cdef fc_arena *arena
+        cdef fc_slabs plan
         cdef fc_port port
         cdef int huge = {"off": FC_HUGE_OFF, "thp": FC_HUGE_THP, "tlb": FC_HUGE_TLB}[hugepages]
         if self.c != NULL:
@@ -139,7 +148,8 @@ cdef class Core:
         for i in range(n_classes):
             bytes_[i] = class_bytes[i]
             slots_[i] = class_slots[i]
-        arena = arena_new(bytes_, slots_, n_classes, huge, slot_align, &error)
+        slabs_read(&plan, slabs)
+        arena = arena_new(bytes_, slots_, n_classes, &plan, huge, slot_align, &error)
         if arena == NULL:
             raise OSError(error, os.strerror(error), "mmap of the arena")
         try:
@@ -147,6 +157,8 @@ cdef class Core:
                        max(<int>queue_depth, <int>io_threads) + 1, chunk)
         finally:
             arena_unref(arena)          # the core has its own reference
+        if sums is not None:
+            self._check_arrivals(*map(copy, sums))
         if ghosts:
             self._haunt(choosing)
         self.c.direct_required = direct_required
@@ -173,7 +185,22 @@ cdef class Core:
             self.fileset.n_files if self.fileset is not None else 0, n_ops, chunk, min(chunk, GUESS_CHUNK))
         if self.c == NULL:
             raise MemoryError
+        hold_arena(arena)               # until _stop(): the first Hold need not take a reference
         return 0
+
+    def _check_arrivals(self, bytes place, bytes nbytes, bytes record_of, bytes sums):
+        cdef int64_t keys = len(record_of) // 2
+        cdef int32_t width = len(place) // (8 * keys) if keys else 0
+        self.c.sums = sums_new(
+            keys, width, len(nbytes) // (8 * width) if width else 0, <const int64_t *><const char *>place,
+            <const int64_t *><const char *>nbytes, <const uint16_t *><const char *>record_of,
+            <const uint32_t *><const char *>sums if sums or not keys else NULL)
+        if self.c.sums == NULL:
+            raise MemoryError
+
+    def _sums(self):
+        """The checksums of what came so far, as bytes of uint32 [keys]. Nothing may be on its way."""
+        return (<const char *>self.c.sums.sums)[:4 * self.c.table.layer_first[self.n_layers]]
 
     cdef int _haunt(self, bint choosing) except -1:
         cdef int32_t kinds[MAX_GHOSTS]
@@ -255,6 +282,7 @@ cdef class Core:
         if rc != 0:
             return False
         self.closed = True
+        unhold_arena(self.c.arena)
         arena_unref(self.c.arena)
         self.c.arena = NULL
         return True
@@ -310,12 +338,14 @@ cdef class Core:
 
     cdef int32_t key(self, object layer, object expert) except -1:
         cdef Py_ssize_t l, e
-        l = clipped(layer, NULL)
-        if l == -1 and PyErr_Occurred() != NULL:
-            return self.not_a_key("layer", layer)
-        e = clipped(expert, NULL)
-        if e == -1 and PyErr_Occurred() != NULL:
-            return self.not_a_key("expert", expert)
+        l, e = fc_small(layer), fc_small(expert)
+        if l < 0 or e < 0:
+            l = clipped(layer, NULL)
+            if l == -1 and PyErr_Occurred() != NULL:
+                return self.not_a_key("layer", layer)
+            e = clipped(expert, NULL)
+            if e == -1 and PyErr_Occurred() != NULL:
+                return self.not_a_key("expert", expert)
         cdef int32_t i = self.layer_index[l] if 0 <= l <= self.max_layer else -1
         if (i < 0 or e < 0 or e >= self.layer_first[i + 1] - self.layer_first[i]
                 or self.c.span[self.layer_first[i] + e] < 0):

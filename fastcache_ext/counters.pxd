@@ -67,6 +67,7 @@ cdef enum:                  # errors by class: FC_FIRST_ERROR + FC_ERROR_*
     FC_ERROR_OVERFLOW
     FC_ERROR_TIMEOUT
     FC_ERROR_CLOSED
+    FC_ERROR_CHECKSUM
     N_ERRORS
 
 cdef enum:

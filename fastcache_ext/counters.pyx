@@ -8,7 +8,9 @@ from libc.stdlib cimport calloc, free
 
 from fastcache_ext.arena cimport FC_EOVERFLOW
 from fastcache_ext.atomics cimport fc_fence_acquire, fc_load64, fc_peek64
-from fastcache_ext.ioqueue cimport FC_ECANCELLED, FC_ECHANGED, FC_ECLOSED, FC_ENOROOM, FC_ESHORT, FC_ESOURCE
+from fastcache_ext.ioqueue cimport (
+    FC_ECANCELLED, FC_ECHANGED, FC_ECHECKSUM, FC_ECLOSED, FC_ENOROOM, FC_ESHORT, FC_ESOURCE,
+)
 
 NAMES = (
     "requests", "hits", "joins", "misses",
@@ -19,7 +21,7 @@ NAMES = (
     "evictions", "resident_experts", "bytes_read", "prefetch_bytes", "pass_through_bytes", "hits_on_held",
     "demand_wait_ns", "reads", "reads_in_flight", "bytes_in_flight", "bytes_submitted", "bytes_direct",
 )
-ERRORS = ("short_read", "read_failed", "changed", "source", "overflow_limit", "timeout", "closed")
+ERRORS = ("short_read", "read_failed", "changed", "source", "overflow_limit", "timeout", "closed", "checksum")
 LAYER_NAMES = (
     "hits", "joins", "misses", "demand_loads", "prefetch_loads", "pass_throughs", "first_consumptions", "wasted",
     "evictions", "bytes_read", "demand_wait_ns",
@@ -60,6 +62,8 @@ cdef void count_error(fc_counters *c, int phase, int error) noexcept nogil:
         what = FC_ERROR_SHORT_READ
     elif error == FC_ECHANGED:
         what = FC_ERROR_CHANGED
+    elif error == FC_ECHECKSUM:
+        what = FC_ERROR_CHECKSUM
     elif error == FC_ECLOSED:
         what = FC_ERROR_CLOSED
     elif error == FC_ESOURCE:

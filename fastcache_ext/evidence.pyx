@@ -8,12 +8,12 @@ last is taken back if it is used later, and ends a guess that still waits for a 
     loss   waits of demands while a guess kept the device busy, and demand reads of experts that a guess evicted
 
 and a predictor's cost is its waste plus (1 - share of guesses used) of its loss: a read that is used later was only moved.
-Both sides fade over 64 resolutions. Below 32 nothing is decided. Cost above gain stops the predictor, above half of it halves its
-calls. A stopped one may send eight single guesses after 64 declined ones, then after 128, and so on up to 4,096; half of them
-decide whether it may start again.
+Both sides fade over 64 resolutions. Below 32 nothing is decided, but that eight wrong ones and none right stop it: of a predictor
+that is right half the time one in 256 begins so. Cost above gain stops the predictor, above half of it halves its calls. A stopped
+one may send four single guesses after 64 declined ones, then after 128, and so on up to 4,096; three of them decide whether it may
+start again.
 
-Every function is O(1), but for the end of a visit, which looks at each guess of its layer at most twice in the guess's life.
-Knows no slot state, lock, clock or name. May import libc.
+Every function is O(1), but for a visit's end, which looks at a guess of its layer twice at most. No lock or clock. Imports libc.
 """
 from libc.errno cimport ENOMEM
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
@@ -41,9 +41,10 @@ cdef enum:                  # watch[slot]
     GONE = 6                # its layer was visited without it while it had no slot: it is not worth reading any more
 
 cdef enum:
-    FEW = 32                # resolutions that decide nothing
-    PROBES = 8              # of one burst
-    ENOUGH_PROBES = 4       # resolved ones that decide
+    FEW = 32                # resolutions that decide nothing ...
+    SURE = 8                # ... but if all of the first so many were wrong
+    PROBES = 4              # of one burst
+    ENOUGH_PROBES = 3       # resolved ones that decide
     FIRST_PAUSE = 64        # guesses declined before a burst
     LONGEST_PAUSE = 4096
 
@@ -102,7 +103,7 @@ cdef void decide(fc_predictor *p) noexcept nogil:
             p.resolved = FEW // 2
             p.burst = 0
             p.pause = p.interval
-    elif p.resolved < FEW:
+    elif p.resolved < FEW and (p.hits > 0 or p.resolved < SURE):
         return
     elif gain < cost:
         p.state = EV_STOPPED

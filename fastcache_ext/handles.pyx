@@ -115,6 +115,13 @@ cdef class Prefetch:
     def __reduce_ex__(self, protocol):
         raise TypeError("a Prefetch cannot be copied or pickled")
 
+    def __repr__(self):
+        if self.server.forked():
+            state = "of the process that opened the store"
+        else:
+            state = "under way" if fc_load32(&self.batch.w.pending) else "done"
+        return f"<Prefetch of {self.batch.n} experts, {state}>"
+
     def done(self):
         """Whether every read has landed, failed or been cancelled."""
         self.server.same_process()

@@ -6,8 +6,10 @@ Refers to the plain-C arena, never to the store. May import arena.
 cimport cython
 from libc.stdint cimport int32_t
 
-from fastcache_ext.arena cimport arena_ref, arena_unref, fork_generation, lease_drop, private_unref
+from fastcache_ext.arena cimport fork_word, lease_drop, private_unref
 from fastcache_ext.monitor cimport fc_core
+
+cdef const int32_t *FORKS = fork_word()
 
 
 @cython.final
@@ -17,17 +19,17 @@ cdef class Hold:
     """One lease, as long as this object lives. Its memory outlives the store."""
 
     def __dealloc__(self):
-        if self.arena == NULL or self.arena.fork_gen != fork_generation():
+        if self.arena == NULL or self.arena.fork_gen != FORKS[0]:
             return                      # a child after fork frees nothing of its parent's
         if self.priv != NULL:
             private_unref(self.priv)
         else:
             lease_drop(self.arena, self.slot)
-        arena_unref(self.arena)
+        unhold_arena(self.arena)
 
     cdef void fill(self, fc_core *c, int32_t slot) noexcept:
         self.arena = c.arena
-        arena_ref(c.arena)
+        hold_arena(c.arena)
         self.slot = slot
         self.data = c.arena.addr[slot]
         self.generation = c.table.slots[slot].generation

@@ -144,4 +144,5 @@ cdef enum:                  # failures that are no errno; they stand where a pos
     FC_ECLOSED = 1003       # the store was closed while the read was queued
     FC_ECANCELLED = 1004    # a guess, cancelled
     FC_ESOURCE = 1005       # a Python source raised
-    FC_ENOROOM = 1010       # a guess for which nothing could be evicted when its turn came
+    FC_ECHECKSUM = 1007     # what was read is not what the sidecar knows; 1006 is the arena's
+    FC_ENOROOM = 1008       # a guess for which nothing could be evicted when its turn came

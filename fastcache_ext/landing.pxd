@@ -10,5 +10,5 @@ cdef bint guess_begin(fc_core *c, fc_load *load) noexcept nogil
 cdef void guesses_gone(fc_core *c) noexcept nogil
 # All reads of `load` are over. The mutex is held, and left in between.
 cdef void land(fc_core *c, fc_load *load) noexcept nogil
-# The worker's: move one load that the ring has landed misaligned. 1 if there was one. Takes the mutex.
+# The worker's: put right one load that the ring has landed (see fc_core.to_move). 1 if there was one. Takes the mutex.
 cdef int move_some(fc_core *c) noexcept nogil

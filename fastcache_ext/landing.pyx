@@ -2,7 +2,7 @@
 
 Under the mutex, which monitor.pxd declares. Knows no Python. May import the plain modules below it.
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free
 from libc.string cimport memmove
 
@@ -12,13 +12,13 @@ from fastcache_ext.counters cimport *
 from fastcache_ext.evidence cimport evidence_dropped, evidence_gone, evidence_landed, evidence_wait_ends
 from fastcache_ext.files cimport file_check
 from fastcache_ext.ioqueue cimport (
-    FC_DEMAND, FC_ECANCELLED, FC_ECHANGED, FC_ECLOSED, FC_ENOROOM, FC_GUESS, fc_extent, fc_load, queue_unlink,
+    FC_DEMAND, FC_ECANCELLED, FC_ECHANGED, FC_ECHECKSUM, FC_ECLOSED, FC_ENOROOM, FC_GUESS, fc_extent, fc_load, queue_unlink,
 )
 from fastcache_ext.monitor cimport (
-    FC_MODE_DEMAND, FC_NODE_FAILED, FC_NODE_HELD, fc_core, fc_node, fc_wait, node_set,
+    FC_MODE_DEMAND, FC_MODE_GUESS, FC_NODE_FAILED, FC_NODE_HELD, fc_core, fc_node, fc_wait, node_set,
 )
-from fastcache_ext.policy cimport FC_FOR_GUESS
 from fastcache_ext.recorder cimport T_BEGUN, T_LANDED, note
+from fastcache_ext.sums cimport sums_agree
 from fastcache_ext.table cimport (
     FC_FROM_DEMAND, FC_FROM_PREFETCH, fc_table, table_abort, table_check, table_publish,
 )
@@ -201,6 +201,20 @@ cdef void move_extents(fc_core *c, fc_load *load) noexcept nogil:
             memmove(at - x.shift, at, <size_t>x.nbytes)
 
 
+cdef int put_right(fc_core *c, fc_load *load) noexcept nogil:
+    """Outside the mutex, when all bytes are the files': move what is misaligned, then hold them to their checksum."""
+    cdef uint32_t wanted = 0, got = 0
+    if load.moves:
+        move_extents(c, load)
+    if c.sums == NULL or load.n_extents == 0 or sums_agree(c.sums, load.key, load.dest, &wanted, &got):
+        return 0
+    load.error_file = load.extents[0].file
+    load.error_offset = load.extents[0].offset
+    load.error_wanted = wanted
+    load.error_got = got
+    return FC_ECHECKSUM
+
+
 cdef void land(fc_core *c, fc_load *load) noexcept nogil:
     cdef int error = load.error
     if error != 0:
@@ -209,14 +223,14 @@ cdef void land(fc_core *c, fc_load *load) noexcept nogil:
     load.landing = 1
     pthread_mutex_unlock(&c.mutex)
     error = look_after(c, load)
-    if error == 0 and load.moves:
+    if error == 0 and (load.moves or c.sums != NULL):
         if not c.moves_inline:
             pthread_mutex_lock(&c.mutex)
             load.next = c.to_move           # in no queue any more
             c.to_move = load
             pthread_cond_signal(&c.chores)
             return
-        move_extents(c, load)
+        error = put_right(c, load)
     pthread_mutex_lock(&c.mutex)
     load.error = error
     finish(c, load, error)
@@ -224,6 +238,7 @@ cdef void land(fc_core *c, fc_load *load) noexcept nogil:
 
 cdef int move_some(fc_core *c) noexcept nogil:
     cdef fc_load *load
+    cdef int error
     pthread_mutex_lock(&c.mutex)
     load = c.to_move
     if load == NULL:
@@ -232,9 +247,10 @@ cdef int move_some(fc_core *c) noexcept nogil:
     c.to_move = load.next
     load.next = NULL
     pthread_mutex_unlock(&c.mutex)
-    move_extents(c, load)
+    error = put_right(c, load)
     pthread_mutex_lock(&c.mutex)
-    finish(c, load, 0)
+    load.error = error
+    finish(c, load, error)
     if c.queue.head[FC_GUESS] != NULL:      # which may wait for those that hold slots to land
         if c.sleeping and c.kick != NULL:
             c.sleeping = 0
@@ -250,7 +266,7 @@ cdef bint guess_begin(fc_core *c, fc_load *load) noexcept nogil:
     cdef int cls = c.table.cls_of[load.key]
     cdef fc_load *after
     note(c.recorder, T_BEGUN, 0, 0, load.key)
-    after = waiting_begin(c, load, FC_FOR_GUESS, load.phase, True)
+    after = waiting_begin(c, load, FC_MODE_GUESS, load.phase, True)
     if after != NULL:
         if c.by_hand:
             queue_unlink(&c.queue, after)

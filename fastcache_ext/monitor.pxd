@@ -8,6 +8,7 @@ from fastcache_ext.evidence cimport fc_evidence
 from fastcache_ext.ghosts cimport fc_ghosts
 from fastcache_ext.ioqueue cimport fc_extent, fc_file, fc_load, fc_op, fc_queue
 from fastcache_ext.recorder cimport fc_recorder
+from fastcache_ext.sums cimport fc_sums
 from fastcache_ext.table cimport fc_table
 from fastcache_ext.threads cimport pthread_cond_t, pthread_mutex_t, pthread_t
 
@@ -80,7 +81,8 @@ ctypedef struct fc_core:
     fc_load *places         # of these, the free ones, by `next`
     int32_t *place_of       # [n_keys] which of them the key has, or -1
     fc_load *privates       # private loads in flight
-    fc_load *to_move        # landed loads whose extents are to be moved, by the worker
+    fc_load *to_move        # landed loads that the worker is to put right: extents moved, bytes checked
+    fc_sums *sums           # owned, or NULL: nothing is checked
     fc_op *ops              # [n_ops] the pool
     int32_t n_ops
     fc_op *free_ops
@@ -98,7 +100,7 @@ ctypedef struct fc_core:
     int32_t direct_required
     int32_t fork_gen
     int32_t by_hand         # loads are filled by the caller (a Python source)
-    int32_t moves_inline    # 1: engine threads move; 0: the worker does
+    int32_t moves_inline    # 1: engine threads move and check; 0: the worker does
     void (*kick)(void *engine) noexcept nogil
     void (*stop_reads)(void *engine) noexcept nogil     # of ops whose `cancel` says so; NULL: this engine cannot
     int64_t reads_stopped   # reads that the engine has stopped

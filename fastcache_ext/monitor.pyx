@@ -15,6 +15,7 @@ from fastcache_ext.ghosts cimport ghosts_free, ghosts_new, ghosts_used
 from fastcache_ext.landing cimport finish, guess_begin
 from fastcache_ext.ioqueue cimport FC_CANCEL_WANTED, FC_ECANCELLED, FC_ECLOSED, FC_GUESS, queue_init, queue_unlink
 from fastcache_ext.recorder cimport T_CANCEL, T_LEFT, T_PIN, T_TOKEN, T_UNPIN, note
+from fastcache_ext.sums cimport sums_free
 from fastcache_ext.table cimport FC_INFLIGHT, fc_slot, table_destroy, table_init
 from fastcache_ext.threads cimport *
 
@@ -73,6 +74,7 @@ cdef void core_free(fc_core *c) noexcept nogil:
     table_destroy(&c.table)
     evidence_free(&c.evidence)
     ghosts_free(c.ghosts)
+    sums_free(c.sums)
     free(c.loads)
     free(c.place_of)
     free(c.ops)
@@ -91,7 +93,7 @@ cdef void core_haunt(fc_core *c, const int32_t *kinds, int32_t n_kinds, int choo
     cdef int32_t slots[16]
     cdef int32_t i
     for i in range(c.arena.n_classes):
-        slots[i] = c.arena.class_first[i + 1] - c.arena.class_first[i]
+        slots[i] = c.table.n_of[i]
     c.ghosts = ghosts_new(c.table.n_layers, c.table.layer_first, c.table.cls_of, c.span, c.arena.n_classes, slots,
                           kinds, n_kinds, 0)
     if c.ghosts != NULL:
@@ -107,7 +109,7 @@ cdef bint core_pin(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil:
     pthread_mutex_lock(&c.mutex)
     if slot.pinned:
         lease_drop(w.arena, node.slot)
-    elif c.table.n_pinned[cls] + 1 < w.arena.class_first[cls + 1] - w.arena.class_first[cls]:
+    elif c.table.n_pinned[cls] + 1 < c.table.n_of[cls]:
         slot.pinned = 1
         c.table.n_pinned[cls] += 1
         note(c.recorder, T_PIN, 0, 0, node.key)

@@ -13,8 +13,8 @@ from fastcache_ext.ioqueue cimport (
 )
 from fastcache_ext.landing cimport guess_begin, land
 from fastcache_ext.monitor cimport fc_node, fc_wait
+from fastcache_ext.room cimport crowded
 from fastcache_ext.threads cimport *
-from fastcache_ext.waiting cimport crowded
 
 cdef extern from "errno.h" nogil:
     int ECANCELED
@@ -56,6 +56,8 @@ cdef int port_take(void *ctx, fc_op **out, int room, int may_block) noexcept nog
     cdef fc_op *op
     cdef int n = 0
     pthread_mutex_lock(&c.mutex)
+    if may_block:
+        c.sleeping = 0                      # it will sleep on `work`: a kick besides would end its next sleep for nothing
     while True:
         while n < room and c.free_ops != NULL and may_cut(c) and queue_next(&c.queue, c.files, c.free_ops):
             op = c.free_ops

@@ -17,17 +17,17 @@ from fastcache_ext.ioqueue cimport (
 )
 from fastcache_ext.landing cimport finish, guesses_gone
 from fastcache_ext.monitor cimport (
-    FC_MODE_DEMAND, FC_MODE_GUESS, FC_MODE_WARM, FC_NODE_DECLINED, FC_NODE_FAILED, FC_NODE_FLYING, FC_NODE_HELD,
+    FC_MODE_DEMAND, FC_MODE_GUESS, FC_NODE_DECLINED, FC_NODE_FAILED, FC_NODE_FLYING, FC_NODE_HELD,
     FC_NODE_NO_ROOM, fc_core, fc_node, fc_wait, node_is, node_set,
 )
-from fastcache_ext.policy cimport FC_FOR_DEMAND, FC_FOR_GUESS
 from fastcache_ext.recorder cimport (
     FC_AS_DECLINED, FC_AS_HIT, FC_AS_JOIN, FC_AS_MISS, FC_AS_NO_ROOM, T_REFUSED, T_RETRY, T_SERVED, note,
     note_batch, note_request, note_single,
 )
-from fastcache_ext.table cimport FC_FROM_DEMAND, FC_FROM_PREFETCH, FC_RESIDENT, fc_evicted, table_reserve
+from fastcache_ext.room cimport room_for
+from fastcache_ext.table cimport FC_FROM_DEMAND, FC_FROM_PREFETCH, FC_RESIDENT
 from fastcache_ext.threads cimport *
-from fastcache_ext.waiting cimport flying, made_room, waiting_begin, waiting_new
+from fastcache_ext.waiting cimport flying, waiting_begin, waiting_new
 
 
 cdef void leave(fc_core *c) noexcept nogil:
@@ -55,10 +55,10 @@ cdef enum:                  # a hit is
     RETRIED = 2             # of a request that found no room before: the policy has heard of it
 
 
-cdef inline void note_hit(fc_core *c, int32_t key, int32_t slot, int how) noexcept nogil:
-    """Count a demand for a resident expert that was just leased for it, and tell the policy."""
+cdef inline void note_hit(fc_core *c, int32_t key, int32_t slot, int32_t leases, int how) noexcept nogil:
+    """Count a demand for a resident expert that was just leased for it, to the `leases` it has now, and tell the policy."""
     cdef fc_counters *n = &c.counters
-    cdef int held = fc_load32(&c.arena.leases[slot]) > 1 + c.table.slots[slot].pinned
+    cdef int held = leases > 1 + c.table.slots[slot].pinned
     if how == ALONE:
         held = note_single(c.recorder, key, held)
     elif how == OF_BATCH:
@@ -88,8 +88,7 @@ cdef int32_t core_hit(fc_core *c, int32_t key) noexcept nogil:
     pthread_mutex_lock(&c.mutex)
     slot = c.table.slot_of[key]
     if slot >= 0 and c.table.slots[slot].state == FC_RESIDENT and not c.closing:
-        lease_take(c.arena, slot)
-        note_hit(c, key, slot, ALONE)
+        note_hit(c, key, slot, lease_take(c.arena, slot), ALONE)
         if c.evidence.gone > 0:
             guesses_gone(c)
     else:
@@ -112,11 +111,9 @@ cdef bint core_hit_many(fc_core *c, const int32_t *keys, int n, int32_t *slots) 
             if keys[j] == keys[i]:          # duplicates are one request: the slow path's
                 all_here = False
     if all_here:
-        for i in range(n):
-            lease_take(c.arena, slots[i])
         note_batch(c.recorder, FC_MODE_DEMAND, 0, n)
         for i in range(n):
-            note_hit(c, keys[i], slots[i], OF_BATCH)
+            note_hit(c, keys[i], slots[i], lease_take(c.arena, slots[i]), OF_BATCH)
         if c.evidence.gone > 0:
             guesses_gone(c)
     pthread_mutex_unlock(&c.mutex)
@@ -200,7 +197,7 @@ cdef fc_load *under_way(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil:
     if w.mode == FC_MODE_DEMAND and not node.asked:
         hear(c, node.key, -1)               # first, as at a miss
         node.asked = 1
-    begun = waiting_begin(c, load, FC_FOR_GUESS if w.mode == FC_MODE_WARM else FC_FOR_DEMAND, c.counters.phase, False)
+    begun = waiting_begin(c, load, w.mode, c.counters.phase, False)
     if begun == NULL:
         finish(c, load, FC_ENOROOM)
     elif c.by_hand:
@@ -211,20 +208,17 @@ cdef fc_load *under_way(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil:
 cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcept nogil:
     """Begin the load of a key that is neither resident nor on its way. False: no room, and no private buffer given."""
     cdef fc_counters *n = &c.counters
-    cdef int32_t key = node.key, slot = -1, i
+    cdef int32_t key = node.key, slot = -1, i, displaced = -1
     cdef bint demand = w.mode == FC_MODE_DEMAND
-    cdef bint careful = w.mode == FC_MODE_GUESS or w.mode == FC_MODE_WARM
     cdef int origin = FC_FROM_DEMAND if demand else FC_FROM_PREFETCH
-    cdef fc_evicted evicted
     cdef fc_load *load = NULL
     if demand and not node.asked:
         hear(c, key, -1)
         node.asked = 1
-    evicted.key = -1
     if w.mode == FC_MODE_GUESS and c.ext_first[key + 1] > c.ext_first[key]:
         load = waiting_new(c, key)
     else:
-        slot = table_reserve(&c.table, key, origin, FC_FOR_GUESS if careful else FC_FOR_DEMAND, c.generation + 1, &evicted)
+        slot = room_for(c, key, origin, w.mode, c.counters.phase, &displaced)
     if slot >= 0:
         load = &c.loads[slot]
         load.place = slot
@@ -238,8 +232,6 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
         return False
     c.generation += 1
     count_begin(n)
-    if slot >= 0:
-        made_room(c, slot, &evicted, n.phase)
     if demand:
         count(n, C_REQUESTS, 1)
         count(n, C_MISSES, 1)
@@ -292,7 +284,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     if demand:
         evidence_absent(&c.evidence, key, load.payload)
     else:
-        evidence_issued(&c.evidence, w.predictor, load.place, c.table.layer_of[key], key, load.payload, evicted.key)
+        evidence_issued(&c.evidence, w.predictor, load.place, c.table.layer_of[key], key, load.payload, displaced)
     attach(w, node, load)
     if load.waiting or (load.n_extents > 0 and not c.by_hand):
         queue_push(&c.queue, load)
@@ -325,7 +317,7 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
         node = &w.nodes[i]
         if node_is(node, FC_NODE_HELD):
             if w.mode == FC_MODE_DEMAND:
-                note_hit(c, node.key, node.slot, OF_BATCH)
+                note_hit(c, node.key, node.slot, fc_load32(&c.arena.leases[node.slot]), OF_BATCH)
                 node.asked = 1
             else:
                 note_request(c.recorder, FC_AS_HIT, node.key, 0)
@@ -364,7 +356,7 @@ cdef int core_retry(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noe
         rc = -FC_ECLOSED
     elif slot >= 0 and c.table.slots[slot].state == FC_RESIDENT:
         hold_resident(c, w, node, slot)
-        note_hit(c, node.key, slot, RETRIED if node.asked else OF_BATCH)
+        note_hit(c, node.key, slot, fc_load32(&c.arena.leases[slot]), RETRIED if node.asked else OF_BATCH)
     else:
         load = under_way(c, w, node)
         if load != NULL:

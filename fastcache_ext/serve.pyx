@@ -7,18 +7,20 @@ from libc.stdlib cimport free, malloc
 
 from fastcache_ext.arguments import Leases
 
-from fastcache_ext.arena cimport fc_arena
+from fastcache_ext.arena cimport fc_arena, fork_word
 from fastcache_ext.arguments cimport Keys, read_plain, seconds
 from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.batch cimport Batch
-from fastcache_ext.core cimport key_parts, shown
+from fastcache_ext.given cimport key_parts, shown
 from fastcache_ext.guesses cimport Guesser
 from fastcache_ext.handles cimport Prefetch, Ready
 from fastcache_ext.hold cimport Hold
 from fastcache_ext.monitor cimport *
 from fastcache_ext.requests cimport core_hit, core_hit_many
-from fastcache_ext.table cimport FC_RESIDENT
+from fastcache_ext.table cimport FC_RESIDENT, table_here
 from fastcache_ext.views cimport ExpertLease
+
+cdef const int32_t *FORKS = fork_word()
 
 cdef enum:
     FC_EPINS = -4
@@ -32,7 +34,8 @@ cdef class Server(Guesser):
         cdef int32_t key, slot
         cdef Hold hold
         cdef double limit = self.timeout if timeout is None else seconds(timeout, -1.0)
-        self.check()
+        if self.c == NULL or self.c.closing or self.c.fork_gen != FORKS[0]:
+            self.check()                # says which
         key = self.key(layer, expert)
         hold = Hold.__new__(Hold)       # before the lease is counted: an allocation may run the collector
         slot = core_hit(self.c, key)
@@ -188,7 +191,7 @@ cdef class Server(Guesser):
                         for s in range(a.class_first[c], a.class_first[c + 1]):
                             if room[c] == k.n:
                                 break
-                            room[c] += fc_load32(&a.leases[s]) == 0
+                            room[c] += fc_load32(&a.leases[s]) == 0 and table_here(&self.c.table, s)
             core_lock(self.c)
             for i in range(k.n):
                 s = slot[i] = self.c.table.slot_of[k.keys[i]]
@@ -292,7 +295,7 @@ cdef class Server(Guesser):
                 wanted[self.c.table.cls_of[k.keys[i]]] += 1
         core_unlock(self.c)
         for c in range(256):
-            slots = self.c.arena.class_first[c + 1] - self.c.arena.class_first[c] if c < self.c.arena.n_classes else 0
+            slots = self.c.table.n_of[c] if c < self.c.arena.n_classes else 0
             if wanted[c] and (slots == 0 or self.c.table.n_pinned[c] + wanted[c] >= slots):
                 raise self._error(FC_EPINS, None, None, None, 0, wanted[c],
                                   slots - self.c.table.n_pinned[c] if slots else 0)

@@ -47,6 +47,7 @@ cdef class ExpertLease:
     cdef readonly int64_t generation
 
     cdef object array(self, int32_t label)
+    cdef object look_up(self, object label)
     cdef int live(self) except -1
     cdef dict labels(self)
     cdef object flatten(self)

@@ -18,10 +18,12 @@ import sys
 cimport numpy as cnp
 import numpy as np
 
-from fastcache_ext.arena cimport fork_generation
+from fastcache_ext.arena cimport fork_word
 from fastcache_ext.hold cimport Hold
 
 cnp.import_array()
+
+cdef const int32_t *FORKS = fork_word()
 
 cdef extern from *:
     """
@@ -164,7 +166,7 @@ cdef class ExpertLease:
         if self.released:
             raise self.catalog.released_error(
                 f"the lease of layer {self.layer} expert {self.expert} was released; acquire the expert again")
-        if self._hold.arena.fork_gen != fork_generation():
+        if self._hold.arena.fork_gen != FORKS[0]:
             raise self.catalog.forked_error(
                 f"the lease of layer {self.layer} expert {self.expert} belongs to the process before the fork, and its memory "
                 "is not mapped in this one: reopen() the store and acquire the expert again")
@@ -174,18 +176,19 @@ cdef class ExpertLease:
         return <dict>self.catalog.index[self.catalog.record_of[self.dense_key]]
 
     def __getitem__(self, label):
-        cdef Catalog c = self.catalog
-        cdef int32_t r = c.record_of[self.dense_key], i
-        cdef PyObject *found
-        cdef dict labels
-        self.live()
-        for i in range(c.first[r], c.first[r + 1]):     # a literal in the caller's code is the interned string itself
-            if c.labels[i].name == <PyObject *>label:
+        cdef int32_t r = self.catalog.record_of[self.dense_key], i
+        if self.released or self._hold.arena.fork_gen != FORKS[0]:
+            self.live()                 # says which
+        for i in range(self.catalog.first[r], self.catalog.first[r + 1]):   # a literal in the caller's code is the interned one
+            if self.catalog.labels[i].name == <PyObject *>label:
                 return self.array(i)
-        labels = self.labels()
-        found = PyDict_GetItemWithError(labels, label)
+        return self.look_up(label)
+
+    cdef object look_up(self, object label):
+        cdef dict labels = self.labels()
+        cdef PyObject *found = PyDict_GetItemWithError(labels, label)
         if found == NULL:
-            why = c.refused[r].get(label)
+            why = self.catalog.refused[self.catalog.record_of[self.dense_key]].get(label)
             raise KeyError(why if why is not None else
                            f"{label!r} is no tensor of layer {self.layer} expert {self.expert}; there are {', '.join(labels)}")
         return self.array(<object>found)

@@ -3,17 +3,12 @@ from libc.stdint cimport int32_t
 
 from fastcache_ext.ioqueue cimport fc_load
 from fastcache_ext.monitor cimport fc_core
-from fastcache_ext.table cimport fc_evicted
 
 # The load of `key` on its way, be it that a guess waits; or NULL. The mutex is held, here and below.
 cdef fc_load *flying(fc_core *c, int32_t key) noexcept nogil
 # A load for a guess of `key` that waits; NULL: as many guesses are under way as its class has slots.
 cdef fc_load *waiting_new(fc_core *c, int32_t key) noexcept nogil
 cdef void waiting_free(fc_core *c, fc_load *load) noexcept nogil
-# A slot for a guess that waits: the load that stands there from now on, or NULL. `mode` = FC_FOR_*; `phase`: of who wants it now.
+# A slot for a guess that waits: the load that stands there from now on, or NULL. `mode` = FC_MODE_*; `phase`: of who wants it now.
 # `guilty`: what it evicts for that is the guess's doing.
 cdef fc_load *waiting_begin(fc_core *c, fc_load *load, int mode, int phase, bint guilty) noexcept nogil
-# Whether a guess would have to evict, while guesses that hold slots hold their share of them.
-cdef bint crowded(const fc_core *c, int32_t key) noexcept nogil
-# Count what was evicted for `slot`, and record it.
-cdef void made_room(fc_core *c, int32_t slot, const fc_evicted *evicted, int phase) noexcept nogil

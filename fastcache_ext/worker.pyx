@@ -12,7 +12,7 @@ from fastcache_ext.landing cimport move_some
 from fastcache_ext.threads cimport *
 from fastcache_ext.uring cimport uring_kick, uring_offer, uring_registered
 
-cdef int64_t STEP = 16 << 20            # bytes populated between two looks at the other chores
+cdef int64_t STEP = 2 << 20             # bytes populated at once: whoever maps memory meanwhile (malloc does) waits as long
 cdef int64_t PAUSE_NS = 20000000        # between two looks at the ring's registration
 cdef int REGISTRATION_LOOKS = 250
 cdef int64_t NEVER = 0x7FFFFFFFFFFFFFFF

@@ -170,7 +170,7 @@ def assert_flows(s):
     assert s.reuses == s.hits - s.first_consumptions, s
     assert s.demand_loads + s.prefetch_loads - s.evictions + begun["resident_experts"] == s.resident_experts, s
     failed = s.demand_failures + s.pass_through_failures + s.prefetch_failures
-    classes = ("short_read", "read_failed", "changed", "source", "overflow_limit")
+    classes = ("short_read", "read_failed", "changed", "source", "overflow_limit", "checksum")
     assert failed == sum(s.errors[name] for name in classes), s
     assert sum(s.read_errnos.values()) == s.errors["read_failed"], s
     assert s.errors["closed"] <= s.demand_cancelled + s.prefetch_cancelled, s

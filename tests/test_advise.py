@@ -29,6 +29,11 @@ def model(disk):
     return disk / "advise"
 
 
+def test_a_policy_that_no_store_has_is_refused(model):
+    with pytest.raises(ValueError, match="no policy 'belady'"):
+        advise(model, tokens(count=10), "belady", rate=RATE, free_bytes=1 << 30)
+
+
 def test_advice_is_what_a_replay_of_the_budget_says(model):
     layout = build_layout(model)
     assert layout.top_k == 3

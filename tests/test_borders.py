@@ -20,7 +20,7 @@ FASTCACHE = {
     "budget": "errors units",
     "settings": "errors units",
     "failures": "errors keys units",
-    "describe": "settings units",
+    "describe": "settings sidecar units",
     "speculation": "describe devices",
     "devices": "",
     "curve": "errors units",
@@ -31,29 +31,39 @@ FASTCACHE = {
     "layout": "errors keys formats numpy ml_dtypes",
     "sources": "errors keys layout numpy typing_extensions",
     "placement": "errors keys layout numpy",
+    "slabs": "placement",
     "inventory": "errors keys formats layout sources placement numpy",
-    "sizing": "budget inventory memory placement settings units numpy",
-    "assembly": "errors units settings describe inventory placement sizing numpy",
+    "sizing": "budget inventory memory placement settings units numpy slabs",
+    "sidecar": "errors fingerprint inventory placement numpy fastcache_ext",  # its CRC alone
+    "assembly": "errors units settings sidecar describe inventory placement sizing numpy",
     "waves": "",
     "warming": "keys",
     "fingerprint": "inventory numpy",
+    "trunk": "errors formats layout numpy",
     "predictors": "errors keys numpy",
     "store": "assembly errors keys units settings failures curve describe speculation stats reports fingerprint "
-    "placement inventory sizing pyworker warming waves recording formats layout sources numpy fastcache_ext",
+    "placement inventory sizing sidecar pyworker warming waves recording trunk formats layout sources numpy "
+    "fastcache_ext",
     "opening": "settings store",
+    "integrity": "errors failures fingerprint inventory keys settings sidecar store numpy",
     "recording": "errors units settings inventory sizing traces face numpy fastcache_ext",  # of face, the version
     "metrics": "describe errors reports stats store prometheus_client",
-    "traces": "errors keys units budget memory layout placement rawread numpy matplotlib fastcache_ext",
+    "traces": "errors keys units budget memory layout placement slabs rawread numpy matplotlib fastcache_ext",
     "quant": "errors formats numpy ml_dtypes gguf",
-    "linear": "errors quant numpy",
-    "moe": "errors keys units formats layout quant linear predictors store numpy ml_dtypes",
-    "__init__": "errors keys sources stats store linear opening",
+    "linear": "errors formats quant numpy",
+    "moe": "errors keys units formats layout quant linear trunk predictors settings store opening numpy ml_dtypes "
+    "tokenizers",
+    "registering": "layout moe",
+    "__init__": "errors keys layout sources stats store linear opening registering",
     "fixture": "numpy",
     "rawread": "numpy",
-    "demo": "face moe predictors fixture rawread numpy",
+    "demo": "budget face moe predictors fixture rawread numpy",
     "seed_replay": "face fixture numpy",
+    "shards": "errors formats inventory layout numpy",
+    "packing": "errors formats inspection inventory layout shards sidecar fastcache_ext",  # of the last, the CRC
     "inspection": "errors inventory layout quant numpy",
-    "cli": "errors units traces fixture demo seed_replay inspection click rich threadpoolctl",
+    "cli": "errors units traces fixture demo seed_replay inspection integrity packing face moe click rich "
+    "threadpoolctl",
     "__main__": "cli",
 }
 # The same for the compiled half. libc and the atomics are open to all of it.
@@ -73,7 +83,11 @@ EXT = {
     "s3fifo": "policy order",
     "sieve": "policy order",
     "recorder": "counters policy threads posix std",
+    "crc": "cpython",
+    "sums": "crc",
     "table": "policy arena counters",
+    "trade": "arena policy table",
+    "room": "counters evidence monitor policy recorder table trade",
     "ghost": "policy",
     "stack": "",
     "ghosts": "ghost stack threads",
@@ -83,33 +97,35 @@ EXT = {
     "pread": "ioqueue threads posix",
     "ring": "liburing",
     "uring": "ioqueue liburing ring threads posix std",
-    "monitor": "threads counters evidence ghosts arena policy table ioqueue landing recorder",
-    "waiting": "counters evidence table ioqueue monitor recorder",  # of monitor, the structs alone
-    "landing": "threads counters evidence arena table ioqueue files policy monitor recorder waiting",  # likewise
-    "port": "threads counters evidence ioqueue landing monitor waiting",
-    "requests": "threads counters evidence ghosts arena policy table ioqueue monitor landing recorder waiting",
+    "monitor": "threads counters evidence ghosts arena policy sums table ioqueue landing recorder",
+    "waiting": "evidence table ioqueue monitor room",  # of monitor, its structs
+    "landing": "threads counters evidence arena sums table ioqueue files monitor recorder waiting",  # likewise
+    "port": "threads counters evidence ioqueue landing monitor room",
+    "requests": "threads counters evidence ghosts arena policy table ioqueue monitor landing recorder room waiting",
     "auto": "arena ioqueue policy table monitor ghosts recorder threads",
     "worker": "arena monitor landing auto ghosts threads uring",
     "hold": "arena monitor",
-    "core": "threads counters evidence ghosts arena policy table ioqueue files liburing pread uring monitor port "
-    "worker recorder cpython std",
+    "given": "std",
+    "core": "given threads counters evidence ghosts arena policy sums table ioqueue files liburing pread uring monitor "
+    "port worker recorder cpython std hold",
     "tape": "arena monitor recorder core cpython std",
     "checker": "monitor recorder table",
     "replay": "checker arena counters evidence policy table ioqueue monitor landing recorder requests waiting cpython",
     "report": "arena counters monitor recorder table uring core",
     "watch": "auto core ghosts policy threads",
     "batch": "threads arena counters ioqueue monitor recorder requests core hold cpython",
-    "arguments": "core",
+    "arguments": "core given",
     "views": "arena hold cpython numpy std",
     "lender": "arguments hold report views",
     "guesses": "evidence ioqueue monitor threads uring lender std",
     "handles": "arena ioqueue monitor requests arguments batch lender views",
-    "simulate": "arena table policy cpython",
+    "simulate": "arena table trade policy cpython",
     "belady": "cpython",
     "distances": "cpython",
-    "serve": "arena table core monitor requests hold batch arguments lender guesses handles views",
+    "serve": "arena table core given monitor requests hold batch arguments lender guesses handles views",
     "scripted": "evidence arena table policy ioqueue monitor port requests core hold batch views serve threads "
     "posix cpython std",
+    "driven": "arena table trade policy threads std",
 }
 EVERYWHERE = {"fastcache": {"std"}, "fastcache_ext": {"libc", "cython", "atomics"}}
 MAX_LINES = 400
@@ -185,6 +201,7 @@ def test_the_table_itself_has_no_cycle(table: dict[str, str]) -> None:
     if table is EXT:  # two headers stand below what their modules call
         graph["policy"].clear()  # the registry knows the policies, they know the interface
         graph["waiting"].discard("monitor")
+        graph["room"].discard("monitor")
         graph["landing"].discard("monitor")  # landing knows the monitor's structs, the monitor calls landing
     graphlib.TopologicalSorter(graph).prepare()
 

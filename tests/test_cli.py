@@ -32,6 +32,12 @@ def test_help_names_every_command_and_version_is_the_distributions():
     assert call("--version").stdout.startswith("fastcache, version 0.")
 
 
+def test_a_demo_with_a_wrong_budget_writes_nothing(tmp_path):
+    result = call("demo", "--dir", tmp_path, "--budget", "10 bananas")
+    assert result.exit_code == 1 and "bananas" in result.stderr
+    assert "writing" not in result.stderr and not list(tmp_path.iterdir())
+
+
 def test_fixture_seed_writes_the_shard_and_prints_its_path(tmp_path):
     result = call("fixture", "seed", tmp_path / "a")
     assert result.exit_code == 0

@@ -43,14 +43,22 @@ class Traffic:
         return len(admitted)
 
 
-def test_nothing_is_decided_before_thirty_two_guesses_are_resolved():
+def test_nothing_is_decided_before_thirty_two_guesses_are_resolved_if_one_was_right():
     traffic = Traffic()
-    for _ in range(8):  # the last visit is still open
-        assert traffic.visit(0, 4) == 4
-    assert traffic.judge.counts(3)["missed"] == 28 and traffic.judge.state(3) == "full"
+    for _ in range(4):  # the last visit is still open
+        assert traffic.visit(1, 7) == 8
+    assert traffic.judge.counts(3)["missed"] == 21 and traffic.judge.state(3) == "full"
+    traffic.visit(1, 7)
+    assert traffic.judge.counts(3)["missed"] == 28 and traffic.judge.state(3) == "stopped"
+
+
+def test_eight_wrong_ones_and_none_right_are_enough():
+    traffic = Traffic()
     for _ in range(2):
-        traffic.visit(0, 4)
-    assert traffic.judge.state(3) == "stopped"
+        assert traffic.visit(0, 4) == 4
+    assert traffic.judge.counts(3)["missed"] == 4 and traffic.judge.state(3) == "full"
+    traffic.visit(0, 4)
+    assert traffic.judge.counts(3)["missed"] == 8 and traffic.judge.state(3) == "stopped"
 
 
 def test_a_hostile_predictor_is_left_a_probe_now_and_then():
@@ -104,14 +112,27 @@ def test_moods_are_followed_both_ways():
 
 def test_a_miss_is_taken_back_when_the_guess_is_used_after_all():
     traffic = Traffic()
-    for _ in range(4):
+    for _ in range(2):
         traffic.visit(0, 7)
     judge = traffic.judge
-    assert judge.counts(3)["missed"] == 21
-    for slot in range(1, 29):
+    assert judge.counts(3)["missed"] == 7
+    for slot in range(1, 15):
         judge.used(slot)
     for _ in range(40):
         assert traffic.visit(2, 1) == 3
+    assert judge.state(3) == "full"
+
+
+def test_a_predictor_that_was_stopped_for_guesses_that_are_used_after_all_is_let_in_again():
+    traffic = Traffic()
+    for _ in range(3):
+        traffic.visit(0, 8)
+    judge = traffic.judge
+    assert judge.counts(3)["missed"] >= 8 and judge.state(3) == "stopped"
+    for slot in range(1, judge.counts(3)["issued"] + 1):
+        judge.used(slot)
+    assert judge.state(3) == "narrowed"
+    assert sum(traffic.visit(2, 1) for _ in range(40)) >= 100
     assert judge.state(3) == "full"
 
 

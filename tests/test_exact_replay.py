@@ -114,7 +114,7 @@ def test_many_threads_with_leases_held_at_random(experts, mixed, engine, policy,
     for round in range(3):
         budget = (TOP_K + 1) * 4096 if classes == "one class" else 180_000
         store = fastcache.open(source, budget=budget, policy=policy, engine=engine, overflow="300KiB")
-        with store, store.record(tmp_path / "trace") as rec:
+        with store, store.record(tmp_path / "trace", overwrite=True) as rec:
             kept = [[] for _ in range(4)]
             with ThreadPoolExecutor(4) as pool:
                 rngs = [np.random.default_rng((round, i)) for i in range(4)]
@@ -134,7 +134,7 @@ def test_policies_that_change_while_the_store_serves(experts, engine, tmp_path):
     names = list(POLICIES)
     for round in range(3):
         store = fastcache.open(experts.source, budget=7 * 4096, policy="auto", engine=engine)
-        with store, store.record(tmp_path / "trace") as rec:
+        with store, store.record(tmp_path / "trace", overwrite=True) as rec:
             kept = [[] for _ in range(3)]
             rng = np.random.default_rng(round)
             with ThreadPoolExecutor(3) as pool:

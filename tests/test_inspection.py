@@ -107,7 +107,12 @@ def test_types_without_arithmetic_and_unknown_ones_are_listed(tmp_path):
     figures = inspect_checkpoint(moe_dir(tmp_path / "fp8", [[*weight, *scales]], qwen(2, 1)))
     assert set(figures["siblings"]) >= {"gate.weight", "gate.weight_scale_inv"}
     assert figures["dtypes"] == {"F8_E4M3": 144, "F32": 24}
-    assert any("no arithmetic here" in problem and "F8_E4M3" in problem for problem in figures["problems"])
+    assert not any("arithmetic" in problem for problem in figures["problems"])
+    figures = inspect_checkpoint(moe_dir(tmp_path / "alone", [weight], qwen(2, 1)))
+    assert any("no arithmetic here" in problem and "float8_e4m3fn" in problem for problem in figures["problems"])
+    method = {"quantization_config": {"quant_method": "gptq"}}
+    figures = inspect_checkpoint(moe_dir(tmp_path / "gptq", [weight], {**qwen(2, 1), **method}))
+    assert any("quantization_config.quant_method is 'gptq'" in problem for problem in figures["problems"])
     odd = [(name, "F3_X", shape, content) for name, _, shape, content in weight]
     figures = inspect_checkpoint(moe_dir(tmp_path / "odd", [odd], qwen(2, 1)))
     assert figures["dtypes"] == {"F3_X": 144} and figures["problems"]

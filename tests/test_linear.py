@@ -196,10 +196,10 @@ def test_an_encoded_weight_is_a_typed_error_that_names_its_dtype(dtype, said):
         linear(np.zeros((1, 3), np.float32), lease, "gate")
 
 
-def test_a_role_that_stands_under_encoded_labels_is_a_typed_error_that_names_them():
+def test_a_role_that_stands_under_encoded_labels_without_their_scale_is_a_typed_error_that_names_them():
     lease = {
         "gate.weight": np.zeros((2, 3), ml_dtypes.float8_e4m3fn),
-        "gate.weight_scale_inv": np.zeros((1, 1), np.float32),
+        "gate.input_scale": np.zeros((), np.float32),
     }
     with pytest.raises(FastcacheError, match=r"'gate'.*'gate.weight' float8_e4m3fn"):
         linear(np.zeros((1, 3), np.float32), lease, "gate")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from shuffled import Shuffled
 
-from fastcache.errors import UnknownExpert, UnsupportedCheckpoint
+from fastcache.errors import UnknownExpert
 from fastcache.layout.build import build_layout
 from fastcache.layout.families import FAMILIES as LAYOUTS
 from fastcache.moe import ResidentExperts, load_block
@@ -15,6 +15,15 @@ from fastcache.moe.families import FORWARDS
 
 CASES = (Path(__file__).parent / "data", Path(__file__).parents[2] / "shared" / "oracle" / "cases")
 FAMILIES = (
+    "dbrx",
+    "ernie4_5_moe",
+    "glm4_moe",
+    "hunyuan_v1_moe",
+    "jamba",
+    "lfm2_moe",
+    "llama4_text",
+    "minimax_m2",
+    "phimoe",
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
@@ -45,8 +54,12 @@ def moe_layers(path):
     return sorted({int(name[1:].split(".")[0]) for name in recorded(path)})
 
 
-@pytest.mark.parametrize("stored", ["f32", "bf16"])
-@pytest.mark.parametrize("family", FAMILIES)
+ENCODED = [("gpt_oss_mxfp4", "mxfp4"), ("deepseek_v3_fp8", "fp8")]
+CASES_OF = [(family, stored) for family in FAMILIES for stored in ("f32", "bf16")] + ENCODED
+cases = pytest.mark.parametrize(("family", "stored"), CASES_OF)
+
+
+@cases
 def test_a_block_equals_the_recorded_one(family, stored):
     path = case(family)
     data = recorded(path)
@@ -81,8 +94,7 @@ def test_float32_and_bfloat16_files_of_the_same_weights_give_the_same_bits(famil
         assert blocks[0](x[:1]).tobytes() == blocks[1](x[:1]).tobytes()
 
 
-@pytest.mark.parametrize("stored", ["f32", "bf16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@cases
 def test_arrival_order_never_changes_a_bit(family, stored):
     path = case(family)
     layout = build_layout(path / stored)
@@ -108,18 +120,11 @@ def test_resident_arrays_are_read_only_aligned_and_strided_as_the_layout_says(fa
             assert array.flags.aligned and not array.flags.writeable
 
 
-@pytest.mark.parametrize(("family", "stored"), [("gpt_oss_mxfp4", "mxfp4"), ("deepseek_v3_fp8", "fp8")])
-def test_encoded_experts_are_refused_when_the_block_is_loaded(family, stored):
-    layout = build_layout(case(family) / stored)
-    with pytest.raises(UnsupportedCheckpoint, match=r"stored as .*(U8|F8_E4M3).*bytes are served"):
-        load_block(layout, next(iter(layout.layers)), experts="resident")
-
-
 def test_a_dense_layer_is_an_unknown_expert_that_names_the_others():
     with pytest.raises(UnknownExpert, match=r"layer 1 .*0, 2"):
         load_block(case("qwen3_moe") / "f32", 1, experts="resident")
 
 
-def test_every_forward_has_a_layout_and_a_recorded_case():
+def test_every_forward_has_a_layout_and_every_recorded_case_a_forward():
     assert set(FORWARDS) <= {family.name for family in LAYOUTS}
-    assert set(FORWARDS) == set(FAMILIES) - {"kimi_k2"}  # which is a deepseek_v3
+    assert set(FORWARDS) >= set(FAMILIES) - {"kimi_k2"}  # which is a deepseek_v3

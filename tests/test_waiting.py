@@ -52,7 +52,7 @@ def test_a_guess_that_waits_holds_no_slot_and_evicts_nothing(experts, tmp_path):
         counted(store, evictions=9, prefetch_loads=8, pass_throughs=0)
         recording.stop()
         assert same(store, tmp_path / "trace").counters["evictions"] == 9
-        assert Counter(open_records(tmp_path / "trace")[1]["kind"].tolist())[34] == 8
+        assert Counter(open_records(tmp_path / "trace")[1]["kind"].tolist())[35] == 8
 
 
 def test_a_guess_whose_layer_was_visited_without_it_is_never_read(experts, tmp_path):
@@ -179,7 +179,7 @@ def test_storms_of_guesses_cancels_and_demands_replay_to_the_digit(experts, slot
             assert all(handle.done() for handle in handles)
             recording.stop()
             cancelled += same(store, path).counters["prefetch_cancelled"]
-            begun += Counter(open_records(path)[1]["kind"].tolist())[34]
+            begun += Counter(open_records(path)[1]["kind"].tolist())[35]
     assert cancelled > 50 and begun > 50
 
 

@@ -172,6 +172,24 @@ def test_the_modules_that_the_readme_names_need_no_import_of_their_own():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_progress_that_cannot_be_called_and_keys_that_are_none_are_refused_at_once(disk):
+    write_demo_checkpoint(disk / "early", shape=DemoShape(layers=1, experts=4, hidden=64, intermediate=32, top_k=2))
+    with pytest.raises(TypeError, match="progress is a callable or None; got 5"):
+        fastcache.open(disk / "early", progress=5)
+    with fastcache.open(disk / "early") as store:
+        with pytest.raises(TypeError, match="progress is a callable or None; got 5"):
+            store.warm(progress=5)
+        for keys in (5, "ab", [5], ["ab", (0, 1)]):
+            with pytest.raises(TypeError, match=r"keys is an iterable of \(layer, expert\)"):
+                store.warm(keys)
+        assert store.stats().prefetch_issued == 0
+        described = store.describe()
+        assert json.loads(json.dumps(described)) == described.to_dict()
+        handle = store.prefetch(0, [1, 2])
+        handle.wait()
+        assert repr(handle) == "<Prefetch of 2 experts, done>"
+
+
 def test_a_live_curve_prints_as_a_short_table():
     curve = LiveCurve(
         slots=(1, 2, 4, 8), nbytes=(1 << 20, 2 << 20, 4 << 20, 8 << 20), hit_rates=(0.0, 0.25, 0.5, 0.5),

@@ -7,12 +7,16 @@ from typing import Any
 import click
 
 from fastcache.cli.advise import advise
+from fastcache.cli.checksum import checksum
 from fastcache.cli.demo import demo
 from fastcache.cli.fixture import fixture
+from fastcache.cli.generate import generate
 from fastcache.cli.inspect import inspect
 from fastcache.cli.mrc import mrc
+from fastcache.cli.pack import pack
 from fastcache.cli.replay import replay
 from fastcache.cli.replay_seed import replay_seed
+from fastcache.cli.verify import verify
 from fastcache.errors import FastcacheError
 
 
@@ -37,9 +41,13 @@ def main() -> None:
 
 
 main.add_command(advise)
+main.add_command(checksum)
 main.add_command(demo)
 main.add_command(fixture)
+main.add_command(generate)
 main.add_command(mrc)
+main.add_command(pack)
 main.add_command(replay)
 main.add_command(inspect)
 main.add_command(replay_seed)
+main.add_command(verify)

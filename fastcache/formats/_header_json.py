@@ -1,10 +1,10 @@
 """The JSON of a safetensors header -> checked columns. Knows no file; offsets are as the header writes them.
 
-Two ways. The fast one is a pattern for headers as the common writers make them; it answers only if the pattern covers
-every byte. Whatever looks different goes through the slow one, which parses JSON, checks every value's type and says
-what is wrong with it. JSON is read as the reference's parser (serde_json) reads it, where Python's would be more
-liberal: NaN, lone surrogates, -0, 1e400.
-Imports numpy and formats.dtypes.
+Two ways. The fast one is for headers as the common writers make them, and looks at columns of bytes; it answers only
+if it has accounted for every byte. Whatever looks different goes through the slow one, which parses JSON, checks every
+value's type and says what is wrong with it. JSON is read as the reference's parser (serde_json) reads it, where
+Python's would be more liberal: NaN, lone surrogates, -0, 1e400.
+Imports numpy, formats.dtypes and formats._columns.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from fastcache.formats._columns import PADDING, Columns
 from fastcache.formats.dtypes import DTYPES
 
 _MAX_DEPTH = 127  # of arrays and objects, the reference parser's limit
@@ -25,14 +26,6 @@ _UINT64 = 2**64
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _FIELDS = ("dtype", "shape", "data_offsets")
 
-# One entry and what separates it from the next, compact (serde_json) and with spaces (Python's json.dumps).
-_ENTRY = (
-    r'"([^"\\\x00-\x1f]*)":SP\{"dtype":SP"([A-Z0-9_]+)",SP"shape":SP\[([0-9, ]*)\],SP'
-    r'"data_offsets":SP\[(0|[1-9][0-9]*),SP(0|[1-9][0-9]*)\]\},SP'
-)
-_COMPACT, _SPACED = (re.compile(_ENTRY.replace("SP", space)) for space in ("", " "))
-_COMPACT_OVERHEAD = len('"":{"dtype":"","shape":[],"data_offsets":[,]},')
-_SPACED_OVERHEAD = len('"": {"dtype": "", "shape": [], "data_offsets": [, ]}, ')
 _METADATA = re.compile(r'\{"__metadata__": ?')
 
 
@@ -96,7 +89,7 @@ def parse(raw: bytes) -> Parsed:
 
 
 def _columns(
-    names: list[str], specs: _Specs, spec: list[int], begin: array[int], end: array[int], metadata: dict[str, str]
+    names: list[str], specs: _Specs, spec: list[int], begin: Any, end: Any, metadata: dict[str, str]
 ) -> Parsed:
     return Parsed(
         names,
@@ -110,43 +103,63 @@ def _columns(
 
 
 def _fast(text: str) -> Parsed | None:
-    """Columns of a header in one of the usual forms; None if anything differs."""
+    """Columns of a header in one of the usual forms, compact (serde_json) or spaced (json.dumps); else None."""
     start, metadata = 1, {}
     try:
         match = _METADATA.match(text)
         if match is not None:
-            pairs, start = _decoder(text).raw_decode(text, match.end())
+            pairs, start = _decoder("-0").raw_decode(text, match.end())
             metadata = _metadata(pairs)
             if _SURROGATE.search(text, 0, start):
                 return None
             if text[start : start + 1] != ",":
                 return None
             start += 2 if text.startswith(", ", start) else 1
-        # Each entry takes its separator along, so the last one is given one. If the matches then add up to the
-        # whole text, there is nothing between them.
-        spaced = text.startswith('": {"dtype"', text.find('"', start + 1))
-        separator = ", " if spaced else ","
-        body = text.rstrip(" \t\r\n")[start:-1] + separator
-        entries = (_SPACED if spaced else _COMPACT).findall(body)
-        if not entries or not text.startswith("{") or not text.rstrip(" \t\r\n").endswith("}}"):
+        end = len(text.rstrip(" \t\r\n")) - 1
+        if not text.startswith("{") or not text.startswith("}}", end - 1):
             return None
-        names, dtypes, shapes, begins, ends = map(list, zip(*entries, strict=True))
-        overhead = len(entries) * (_SPACED_OVERHEAD if spaced else _COMPACT_OVERHEAD)
-        if overhead + sum(len("".join(column)) for column in (names, dtypes, shapes, begins, ends)) != len(body):
-            return None
-        distinct = set(names)
-        if len(distinct) != len(names) or "__metadata__" in distinct:
-            return None
-        specs = _Specs()
-        of_text = {
-            (d, s): specs[d, tuple(json.loads(f"[{s}]"))] for d, s in dict.fromkeys(zip(dtypes, shapes, strict=True))
-        }
-        spec = list(map(of_text.__getitem__, zip(dtypes, shapes, strict=True)))
-        # array("Q") takes integers of 64 bits and nothing else.
-        begin, end = array("Q", map(int, begins)), array("Q", map(int, ends))
+        return _entries(text[start:end], metadata)
     except (TypeError, ValueError, OverflowError, RecursionError, Refused):
         return None
-    return _columns(names, specs, spec, begin, end, metadata)
+
+
+def _entries(text: str, metadata: dict[str, str]) -> Parsed | None:
+    """The same of `"name":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}`, again and again between commas."""
+    if not text.isascii() or "\\" in text:
+        return None
+    space = " " if text.startswith('": {"dtype"', text.find('"', 1)) else ""
+    before, between = f'":{space}{{"dtype":{space}"', f',{space}"data_offsets":{space}['
+    # Each entry takes what separates it from the next along; so the last one is given that, and a next one.
+    found = Columns(f'{text},{space}"'.encode() + PADDING)
+    count, rest = divmod(len(found.quotes), 10)
+    if not count or rest != 1 or found.quotes[0] or found.controls():
+        return None
+    # The quotes around name, "dtype", its value, "shape" and "data_offsets". From the value to the end of the shape is
+    # the tensor's kind, of which there are few: those are looked at one by one.
+    quote = found.quotes[:-1].reshape(count, 10)
+    kind_end = quote[:, 8] - len(f",{space}")
+    begin = found.integers(kind_end + len(between))
+    if begin is None or not found.has(before.encode(), quote[:, 1]) or not found.has(between.encode(), kind_end):
+        return None
+    end = found.integers(begin[1] + len(f",{space}"))
+    if end is None or not found.has(f",{space}".encode(), begin[1]) or not found.has(f"]}},{space}".encode(), end[1]):
+        return None
+    if (end[1] + len(f"]}},{space}") != found.quotes[10::10]).any():
+        return None
+    names = [text[a:b] for a, b in zip((quote[:, 0] + 1).tolist(), quote[:, 1].tolist(), strict=True)]
+    distinct = set(names)
+    if len(distinct) != len(names) or "__metadata__" in distinct:
+        return None
+    kinds = [text[a:b] for a, b in zip(quote[:, 4].tolist(), kind_end.tolist(), strict=True)]
+    specs = _Specs()
+    form = re.compile(rf'"([A-Z0-9_]+)",{space}"shape":{space}(\[[0-9, ]*\])')
+    of_kind: dict[str, int] = {}
+    for kind in dict.fromkeys(kinds):
+        match = form.fullmatch(kind)
+        if match is None:
+            return None
+        of_kind[kind] = specs[match[1], tuple(json.loads(match[2]))]
+    return _columns(names, specs, list(map(of_kind.__getitem__, kinds)), begin[0], end[0], metadata)
 
 
 def _slow(text: str) -> Parsed:

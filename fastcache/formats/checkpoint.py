@@ -22,6 +22,8 @@ from fastcache.errors import (
     UnsupportedCheckpoint,
     WrongShard,
 )
+from fastcache.formats._columns import PADDING, read_padded
+from fastcache.formats._index_json import scan_index
 from fastcache.formats.gguf_files import gguf_names, open_gguf, open_gguf_directory
 from fastcache.formats.header import Header
 from fastcache.formats.safetensors import read_header
@@ -81,6 +83,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     A tensor that an indexed file holds and the index does not name is used, as other loaders do, with one warning in
     the log.
     """
+    if not os.fspath(path):  # an unset variable, more likely than the working directory
+        raise CheckpointNotFound("the path of the checkpoint is empty")
     path = os.path.abspath(os.fsdecode(path))
     if path.endswith(".safetensors.index.json") and os.path.isfile(path):
         return _open_directory(os.path.dirname(path), path)
@@ -102,11 +106,16 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def _open_directory(root: str, index: str | None) -> Checkpoint:
     present = _present(root)
     if index is not None:
-        weight_map, names = _read_index(index)
+        raw = read_padded(index)
+        scanned = scan_index(raw)
+        names = _parse_index(index, raw)[1] if scanned is None else scanned.files
+        for name in names:
+            _check_name(index, name)
         files = tuple(os.path.join(root, name) for name in names)
         _check_present(index, files)
         headers = tuple(read_header(file) for file in files)
-        _check_index(index, weight_map, headers)
+        if scanned is None or not scanned.agrees(headers):
+            _check_index(index, _parse_index(index, raw)[0], headers)
         named = {os.path.normpath(file) for file in files}
         not_indexed = tuple(file for file in present if file not in named)
         return Checkpoint(root, files, headers, _read_config(root), (*not_indexed, *gguf_names(root)))
@@ -138,9 +147,9 @@ def _present(root: str) -> tuple[str, ...]:
     return tuple(path for path in paths if os.path.isfile(path))
 
 
-def _read_index(index: str) -> tuple[dict[str, int], list[str]]:
-    """Return tensor name -> file number, and the files' names in order. Opens nothing but the index."""
-    top = _load_json(index, CheckpointIndexError, object_pairs_hook=tuple)
+def _parse_index(index: str, raw: bytearray) -> tuple[dict[str, int], list[str]]:
+    """Return tensor name -> file number, and the files' names in order."""
+    top = _parse_json(index, bytes(raw[: -len(PADDING)]), CheckpointIndexError, object_pairs_hook=tuple)
     maps = [value for key, value in top if key == "weight_map"] if type(top) is tuple else []
     if len(maps) != 1 or type(maps[0]) is not tuple:
         raise CheckpointIndexError(f'{index}: not a JSON object with one "weight_map" object')
@@ -154,8 +163,6 @@ def _read_index(index: str) -> tuple[dict[str, int], list[str]]:
     if len(weight_map) != len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise CheckpointIndexError(f"{index}: duplicate key: {twice!r} appears more than once in weight_map")
-    for file in numbers:
-        _check_name(index, file)
     if not numbers:
         raise CheckpointIndexError(f"{index}: weight_map is empty")
     return weight_map, list(numbers)
@@ -244,15 +251,14 @@ def _read_config(root: str) -> Mapping[str, Any]:
     path = os.path.join(root, "config.json")
     if not os.path.isfile(path):
         return {}
-    config = _load_json(path, CheckpointError)
+    with open(path, "rb") as file:
+        config = _parse_json(path, file.read(), CheckpointError)
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: not a JSON object")
     return config
 
 
-def _load_json(path: str, error: type[CheckpointError], **options: Any) -> Any:
-    with open(path, "rb") as file:
-        raw = file.read()
+def _parse_json(path: str, raw: bytes, error: type[CheckpointError], **options: Any) -> Any:
     try:
         return json.loads(raw.decode("utf-8-sig"), **options)
     except (ValueError, RecursionError) as problem:

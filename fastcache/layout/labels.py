@@ -3,7 +3,7 @@
 Plain "gate", "up" [inter, hidden] and "down" [hidden, inter] exist only where the stored numbers are the weights (F32,
 F16, BF16 without a scale), always as views without a copy. Encoded tensors stand under role + stored suffix, fused ones
 under their own name, and the plain label is then refused with a text that says what to use. Knows no file.
-Imports numpy, formats, layout.families and layout.record.
+Imports numpy, formats, layout.families, layout.quantization and layout.record.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fastcache.formats import ggml
 from fastcache.formats.dtypes import DTYPES, SELF_CONTAINED, carrier_shape
 from fastcache.formats.ggml import Block
 from fastcache.layout.families import UNKNOWN, Family, Fused
+from fastcache.layout.quantization import Quantization
 from fastcache.layout.record import Record, StoredTensor, View
 
 ROLES = ("gate", "up", "down")
@@ -36,7 +37,9 @@ class Part(NamedTuple):
     block: Block | None = None  # of a GGML type; the last axis of the array is then bytes
 
 
-def make_record(family: Family, in_block: bool, parts: Sequence[Part], where: str) -> Record:
+def make_record(
+    family: Family, in_block: bool, parts: Sequence[Part], where: str, quantization: Quantization
+) -> Record:
     """Return the record of an expert that consists of `parts`, in that order.
 
     Parameters
@@ -47,6 +50,8 @@ def make_record(family: Family, in_block: bool, parts: Sequence[Part], where: st
     parts : sequence of Part
     where : str
         Names file and expert in an error.
+    quantization : Quantization
+        What the config says of codes, for the dtypes of their views.
 
     Raises
     ------
@@ -65,10 +70,12 @@ def make_record(family: Family, in_block: bool, parts: Sequence[Part], where: st
         if dtype is None:
             refused[label] = f"{label!r} has dtype {part.dtype}, which this version does not know; its bytes are served"
             continue
+        if part.block is None:
+            dtype = quantization.carrier(part.dtype, dtype)
         views.append(View(label, len(tensors) - 1, 0, dtype, shape, _contiguous(shape, align)))
         how = family.fused.get(part.stored) if part.fused and in_block else None
-        if how is not None and not how.encoded and (part.dtype in SELF_CONTAINED or part.block):
-            views.extend(_fused_views(how, part, len(tensors) - 1, align, where))
+        if how is not None and (how.encoded or part.dtype in SELF_CONTAINED or part.block):
+            views.extend(_fused_views(how, part, len(tensors) - 1, dtype, shape, where))
     labels = [tensor.label for tensor in tensors]
     if len(set(labels)) != len(labels):
         raise CheckpointError(f"{where}: two tensors would have the same label, among {', '.join(labels)}")
@@ -106,15 +113,20 @@ def _label(family: Family, in_block: bool, part: Part, encoded: set[str | None])
     return f"{role}.{suffix}"
 
 
-def _fused_views(how: Fused, part: Part, tensor: int, itemsize: int, where: str) -> Iterable[View]:
-    """Labelled parts of a fused tensor: transpose to [out, in], then deal its rows out. Blocks stay in their rows."""
-    dtype, shape = _carrier(part)
-    assert dtype is not None
-    strides = _contiguous(shape, itemsize)
+def _fused_views(
+    how: Fused, part: Part, tensor: int, dtype: np.dtype[Any], shape: tuple[int, ...], where: str
+) -> Iterable[View]:
+    """Labelled parts of a fused tensor: transpose to [out, in], then deal its rows out. Blocks stay in their rows.
+
+    Of encoded tensors a part is called role + the last word of the stored name: "gate.blocks", "gate.scales".
+    """
+    strides = _contiguous(shape, dtype.itemsize)
     for number, role in enumerate(how.roles):
         label = f"{role}.weight" if part.block and "." not in role else role
+        if how.encoded:
+            label = f"{role}.{part.stored.rpartition('_')[2]}"
         axes = 1 if label.endswith(".bias") else 2
-        if len(shape) != axes:
+        if len(shape) != axes and not (how.encoded and len(shape) > axes):
             raise CheckpointError(f"{where}: {part.stored} is {list(shape)} per expert; {axes} axes are expected")
         if how.transposed:
             turned, steps = shape[::-1], strides[::-1]

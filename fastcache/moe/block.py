@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import closing
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,14 +20,15 @@ from fastcache.layout.build import build_layout
 from fastcache.layout.record import Layout, Record
 from fastcache.linear import linear
 from fastcache.moe.arrival import Experts, arriving
-from fastcache.moe.families import ROLES, Ffn, Forward, forward_of
-from fastcache.moe.ffn import swiglu
+from fastcache.moe.families import Ffn, Forward, forward_of, top_k_of
 from fastcache.moe.gate import Gate
+from fastcache.moe.latent import LatentSpace, load_latent
 from fastcache.moe.resident import ResidentExperts, layer_experts
 from fastcache.moe.routers import Routing, sigmoid
 from fastcache.moe.speculator import Speculator
-from fastcache.moe.trunk import layer_tensor
-from fastcache.quant.blocks import decoder_of, is_blocks
+from fastcache.moe.tensors import labelled
+from fastcache.moe.trunk import layer_tensor, weight_name
+from fastcache.quant.decodable import check_decodable, hollow
 from fastcache.quant.floats import is_plain
 
 F32: TypeAlias = NDArray[np.float32]
@@ -62,14 +63,17 @@ class MoEBlock:
         experts: Experts,
         gate: Gate,
         ffn: Ffn,
-        shared: Mapping[str, F32] | None,
+        shared: Mapping[str, NDArray[Any]] | None,
         shared_gate: F32 | None,
         speculator: Speculator | None = None,
+        weighs_input: bool = False,
+        latent: LatentSpace | None = None,
     ) -> None:
         self.layer, self.family, self.top_k, self.experts = layer, family, top_k, experts
         self.n_experts, self.hidden = gate.n_experts, gate.hidden
         self._gate, self._ffn, self._shared = gate, ffn, shared
         self._shared_gate = None if shared_gate is None else {"shared_gate": shared_gate}
+        self._weighs_input, self._latent = weighs_input, latent
         self.speculator = speculator
         if speculator is not None:
             speculator.add(layer, gate, top_k)
@@ -118,24 +122,32 @@ class MoEBlock:
             if self.speculator is not None:  # after what is needed now has its slots
                 self.speculator.routed(self.layer, x, experts, self.experts)
             shared = self._shared_output(x)
-            parts = np.empty((*experts.shape, self.hidden), np.float32)
+            given = x if self._latent is None else self._latent.enter(x)
+            parts = np.empty((*experts.shape, given.shape[1]), np.float32)
             missing = set(wanted)
             for expert, arrays in ready:
                 tokens, places = np.nonzero(experts == expert)
-                parts[tokens, places] = self._ffn(x[tokens], arrays)
+                mine = given[tokens]
+                if self._weighs_input:
+                    mine *= weights[tokens, places, np.newaxis]
+                parts[tokens, places] = self._ffn(mine, arrays)
                 missing.remove(expert)
                 del arrays  # or its slot stays leased while the next one is waited for
         if missing:
             raise RuntimeError(f"as_ready ended without experts {sorted(missing)} of layer {self.layer}")
-        y: F32 = weights[:, 0, np.newaxis] * parts[:, 0]
+        if not self._weighs_input:
+            parts *= weights[:, :, np.newaxis]
+        y: F32 = parts[:, 0]
         for place in range(1, self.top_k):
-            y += weights[:, place, np.newaxis] * parts[:, place]
+            y = y + parts[:, place]
+        if self._latent is not None:
+            y = self._latent.leave(y)
         return y if shared is None else y + shared
 
     def _shared_output(self, x: F32) -> F32 | None:
         if self._shared is None:
             return None
-        y = swiglu(x, self._shared)
+        y = self._ffn(x, self._shared)
         if self._shared_gate is not None:
             y *= sigmoid(linear(x, self._shared_gate, "shared_gate"))
         return y
@@ -153,6 +165,7 @@ def load_block(
     experts: Experts | Literal["resident"],
     *,
     speculator: Speculator | None = None,
+    trunk: Mapping[str, NDArray[Any]] | None = None,
 ) -> MoEBlock:
     """Load one MoE block of a checkpoint: its router and shared expert into memory, its experts from `experts`.
 
@@ -168,6 +181,9 @@ def load_block(
     speculator : Speculator, optional
         One for all blocks of the model: what the next layers are likely to need is read while this one computes.
         Changes no output.
+    trunk : mapping of str to ndarray, optional
+        Tensors by on-disk name, such as `store.trunk`: router and shared expert are multiplied as they are there. None:
+        they are converted to float32 now.
 
     Returns
     -------
@@ -176,7 +192,8 @@ def load_block(
     Raises
     ------
     UnsupportedCheckpoint
-        No forward for this family or its settings, or its experts are stored encoded. `fastcache.open` serves them.
+        No forward for this family or its settings, or its experts are stored in a way that `fastcache.linear` does not
+        decode. `fastcache.open` serves them.
     UnknownExpert
         The layer is dense, or there is no such layer.
     MissingTensor
@@ -190,13 +207,13 @@ def load_block(
     row = forward_of(layout.family, layout.format)
     located = layer_experts(layout, layer)
     for record in located.records:
-        _check_plain(record, layout.family)
-    top_k = layout.top_k
+        _check_decodable(record, layout.family, row.roles)
+    top_k = top_k_of(layout, layer)
     if not top_k or top_k > len(located):
         raise UnsupportedCheckpoint(f"config.json: top-k is {top_k} and the layer has {len(located)} experts")
     if layout.format == "gguf":
         _check_names(layout, layer, row)
-    router_weight = layer_tensor(layout, layer, row.router_weight)
+    router_weight = _router_weight(layout, layer, row.router_weight, trunk)
     if router_weight.ndim != 2 or len(router_weight) != len(located):
         raise UnsupportedCheckpoint(
             f"layer {layer}: the router has shape {router_weight.shape} and there are {len(located)} experts"
@@ -205,14 +222,18 @@ def load_block(
     def optional(name: str | None) -> F32 | None:
         return None if name is None else layer_tensor(layout, layer, name)
 
-    router = row.router(layout.config, top_k, optional(row.choice_bias))
+    router = row.router(layout.config, top_k, optional(row.choice_bias if row.has_choice_bias(layout.config) else None))
     try:
         router(np.zeros((1, len(located)), np.float32))
     except ValueError as error:
         raise UnsupportedCheckpoint(f"config.json: {error}") from error
-    shared = None
+    shared: Mapping[str, NDArray[Any]] | None = None
     if row.has_shared(layout.config):
-        shared = {role: layer_tensor(layout, layer, str(row.shared).format(role)) for role in ROLES}
+        names = {role: str(row.shared).format(role) for role in row.roles}
+        if trunk is None:
+            shared = {role: layer_tensor(layout, layer, name) for role, name in names.items()}
+        else:
+            shared = labelled(trunk, {role: weight_name(layout, layer, name) for role, name in names.items()})
     return MoEBlock(
         layer=layer,
         family=layout.family,
@@ -223,7 +244,17 @@ def load_block(
         shared=shared,
         shared_gate=None if shared is None else _as_row(optional(row.shared_gate)),
         speculator=speculator,
+        weighs_input=row.weighs_input,
+        latent=load_latent(layout, layer, row),
     )
+
+
+def _router_weight(layout: Layout, layer: int, name: str, trunk: Mapping[str, NDArray[Any]] | None) -> NDArray[Any]:
+    if trunk is not None:
+        stored = trunk.get(weight_name(layout, layer, name))
+        if stored is not None and is_plain(stored.dtype):
+            return stored
+    return layer_tensor(layout, layer, name)
 
 
 def _as_row(array: F32 | None) -> F32 | None:
@@ -243,15 +274,12 @@ def _check_names(layout: Layout, layer: int, row: Forward) -> None:
         )
 
 
-def _check_plain(record: Record, family: str) -> None:
-    usable = {view.label for view in record.views if is_plain(view.dtype)}
-    for view in record.views:
-        if is_blocks(view.dtype):
-            decoder_of(view.dtype)
-            usable.add(view.label.removesuffix(".weight"))
-    if not usable.issuperset(ROLES):
-        stored = ", ".join(f"{tensor.label} {tensor.dtype}" for tensor in record.tensors)
-        raise UnsupportedCheckpoint(
-            f"the NumPy forward of {family!r} needs experts in F32, F16, BF16 or GGML's types; these are stored "
-            f"as {stored}. The bytes are served: use fastcache.open and decode them yourself"
-        )
+def _check_decodable(record: Record, family: str, roles: tuple[str, ...]) -> None:
+    arrays = hollow((view.label, view.dtype, view.shape) for view in record.views)
+    for role in roles:
+        try:
+            check_decodable(arrays, role)
+        except UnsupportedCheckpoint as error:
+            raise UnsupportedCheckpoint(
+                f"the NumPy forward of {family!r} cannot use these experts: {error}; use fastcache.open and your own"
+            ) from error

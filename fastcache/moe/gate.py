@@ -5,7 +5,7 @@ Owns the router's weights. Knows no expert. Imports linear, families, routers.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,9 @@ F32: TypeAlias = NDArray[np.float32]
 
 
 class Gate:
-    """A router: weight [E, H] and bias [E] or None, both float32, and the family's rule."""
+    """A router: weight [E, H], of a plain dtype, float32 bias [E] or None, and the family's rule."""
 
-    def __init__(self, weight: F32, bias: F32 | None, rule: Router) -> None:
+    def __init__(self, weight: NDArray[Any], bias: F32 | None, rule: Router) -> None:
         self._trunk, self._bias, self._rule = {"router": weight}, bias, rule
         self.n_experts, self.hidden = weight.shape
 

@@ -20,7 +20,7 @@ from fastcache.rawread import RawRead, measure
 from fastcache.traces.capacity import cycle_bytes, of_budget, slot_sizes, with_sizes
 from fastcache.traces.columns import Column
 from fastcache.traces.mrc import Curve
-from fastcache.traces.replay import replay
+from fastcache.traces.replay import policies, replay
 from fastcache.traces.trace import BLOCK, Trace
 from fastcache.units import format_bytes
 
@@ -153,6 +153,8 @@ def advise(
     ValueError
         The trace asks for nothing, top_k is not known, or there is no such policy.
     """
+    if policy not in policies():
+        raise ValueError(f"a store has no policy {policy!r}, only {', '.join(policies())}")
     layout = build_layout(model)
     trace = with_sizes(of_model(trace, layout), top_k=top_k)
     cycle = cycle_bytes(trace)

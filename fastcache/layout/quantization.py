@@ -1,0 +1,132 @@
+"""config.json's `quantization_config` -> by which schemes a stored tensor of codes may be coded.
+
+Owns the spellings of the producers: the `fp8` of DeepSeek and transformers, compressed-tensors, gpt-oss's `mxfp4`. What
+is not known is a scheme with a problem that names the key. Sources: transformers `quantizers/`, compressed-tensors
+`quantization/quant_args.py` and `config/format.py`. Imports numpy, formats.scheme, layout.families (for config keys).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from fastcache.formats.dtypes import SELF_CONTAINED
+from fastcache.formats.scheme import Scheme, carrier
+from fastcache.layout.families import config_value
+
+_KEY: Final = "quantization_config"
+_FP8: Final = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+_SCALED: Final = ("fp8", "fbgemm_fp8", "mxfp4")  # quant_method; per-tensor and per-channel scales say so by shape
+_FORMATS: Final = (
+    "float-quantized",
+    "naive-quantized",
+    "int-quantized",
+    "pack-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
+    "mixed-precision",
+    "dense",
+)
+
+
+class Quantization:
+    """What a checkpoint's config says of its codes.
+
+    Parameters
+    ----------
+    config : mapping
+        config.json; of GGUF anything, its types say it all.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        found = config_value(config, _KEY, "compression_config")
+        self._config: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+        self._known: dict[str, tuple[Scheme, ...]] = {}
+
+    def carrier(self, stored: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Return `dtype`, of an array over a tensor stored as `stored` ("F8_E4M3", "I32", ...), with its schemes."""
+        if stored in SELF_CONTAINED:
+            return dtype
+        if stored not in self._known:
+            self._known[stored] = self._schemes(stored)
+        return carrier(dtype, self._known[stored])
+
+    def _schemes(self, stored: str) -> tuple[Scheme, ...]:
+        config = self._config
+        method = config.get("quant_method")
+        if not config or method == "mxfp4":
+            return ()
+        if method == "compressed-tensors" or (method is None and "config_groups" in config):
+            return self._compressed(stored)
+        if method in _SCALED or (method == "modelopt" and stored in _FP8):
+            block = config.get("weight_block_size")
+            if block is None:
+                return ()
+            pair = _pair(block)
+            if pair is None:
+                return (_refused("weight_block_size", block),)
+            return (Scheme(block=pair),)
+        return (_refused("quant_method", method),)
+
+    def _compressed(self, stored: str) -> tuple[Scheme, ...]:
+        config = self._config
+        if config.get("transform_config"):
+            return (_refused("transform_config", config["transform_config"]),)
+        groups = config.get("config_groups")
+        if not isinstance(groups, Mapping):
+            return (_refused("config_groups", groups),)
+        schemes: dict[Scheme, None] = {}  # in order, each once
+        for name, group in groups.items():
+            weights = group.get("weights") if isinstance(group, Mapping) else None
+            if not isinstance(weights, Mapping):
+                continue
+            packing = group.get("format") or config.get("format")
+            if packing is not None and packing not in _FORMATS:
+                schemes[_refused("format", packing)] = None
+            elif _fits(stored, weights):
+                schemes[_scheme(f"config_groups.{name}.weights", weights)] = None
+        return tuple(schemes)
+
+
+def _fits(stored: str, weights: Mapping[str, Any]) -> bool:
+    """Say whether tensors of this stored type can be the codes of such weights."""
+    kind, bits = weights.get("type", "int"), weights.get("num_bits", 8)
+    if kind == "float":
+        return (stored in _FP8 and bits == 8) or (stored == "U8" and bits == 4)
+    return stored == "I32" or (stored == "I8" and bits == 8)
+
+
+def _scheme(where: str, weights: Mapping[str, Any]) -> Scheme:
+    strategy, size = weights.get("strategy"), weights.get("group_size")
+    if strategy is None:
+        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
+    blocks = {"tensor": (0, 0), "channel": (1, 0)}
+    block = blocks.get(strategy)
+    if strategy in ("group", "tensor_group"):
+        block = (1, size) if isinstance(size, int) and size > 0 else None
+    elif strategy == "block":
+        block = _pair(weights.get("block_structure"))
+    if block is None:
+        return _refused(f"{where}.strategy", strategy)
+    bits = weights.get("num_bits", 8)
+    asymmetric = weights.get("symmetric") is False
+    return Scheme(block, bits if isinstance(bits, int) else 0, asymmetric)
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    """Two positive integers, or "128x128" as older files have it."""
+    if isinstance(value, str) and re.fullmatch(r"\d+x\d+", value):
+        value = [int(part) for part in value.split("x")]
+    if not isinstance(value, list) or len(value) != 2:
+        return None
+    if any(isinstance(each, bool) or not isinstance(each, int) or each <= 0 for each in value):
+        return None
+    return value[0], value[1]
+
+
+def _refused(key: str, value: Any) -> Scheme:
+    return Scheme(problem=f"{_KEY}.{key} is {value!r:.60}")

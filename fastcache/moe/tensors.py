@@ -1,0 +1,120 @@
+"""A trunk as a decoder asks for it: by the hub's names, and converted once where memory is no question.
+
+Owns `Named` and `ResidentTrunk`. Imports layout (GGUF's names), quant, trunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcache.layout.gguf_decoder import hub_name
+from fastcache.quant.blocks import blocks_to_float32, is_blocks
+from fastcache.quant.coded import coded_weight
+from fastcache.quant.floats import is_plain, to_float32
+
+Array: TypeAlias = NDArray[Any]
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+class Named(Mapping[str, Array]):
+    """The tensors of `trunk` under other names: `names` says which is which."""
+
+    def __init__(self, trunk: Mapping[str, Array], names: Mapping[str, str]) -> None:
+        self._trunk, self._names = trunk, names
+
+    def __getitem__(self, name: str) -> Array:
+        return self._trunk[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+
+def hub_names(names: Iterable[str], format: str) -> dict[str, str]:
+    """Return {the hub's name: on-disk name}: GGUF's are others, and multimodal checkpoints have a prefix."""
+    names = list(names)
+    if format == "gguf":
+        return {hub_name(name): name for name in names}
+    found = [name.removesuffix(_EMBEDDING) for name in names if name.endswith(f".{_EMBEDDING}")]
+    if len(found) != 1 or _EMBEDDING in names:
+        return {name: name for name in names}
+    return {name.removeprefix(found[0]): name for name in names}
+
+
+class ResidentTrunk(Mapping[str, Array]):
+    """The tensors of `trunk` in memory, each converted to float32 when it is first asked for.
+
+    Twice the bytes of a bfloat16 trunk, and no conversion at each product. Of a weight that is codes the float32 weight
+    stands under "X.weight" and the scales beside it are not there.
+    """
+
+    def __init__(self, trunk: Mapping[str, Array]) -> None:
+        self._trunk, self._held = trunk, dict[str, Array]()
+        self._names = {_plain_name(name): None for name in trunk if not _is_sibling(name, trunk)}
+
+    def __getitem__(self, name: str) -> Array:
+        array = self._held.get(name)
+        if array is None:
+            if name not in self._names:
+                raise KeyError(name)
+            array = self._held[name] = self._converted(name)
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def _converted(self, name: str) -> Array:
+        coded = coded_weight(self._trunk, name) if name.endswith(".weight") else None
+        if coded is not None:
+            return coded.dense()
+        stored = self._trunk[name]
+        if is_blocks(stored.dtype):
+            return blocks_to_float32(stored)
+        return np.array(to_float32(stored) if is_plain(stored.dtype) else stored)
+
+
+def labelled(trunk: Mapping[str, Array], weights: Mapping[str, str]) -> dict[str, Array]:
+    """Return weights of a trunk as an expert's arrays are labelled: as stored, with what belongs to them.
+
+    Parameters
+    ----------
+    trunk : mapping of str to ndarray
+    weights : mapping of str to str
+        Role to the on-disk name of its weight: {"gate": "model.layers.3.mlp.shared_experts.gate_proj.weight"}.
+    """
+    arrays: dict[str, Array] = {}
+    stems = {name.removesuffix("weight"): role for role, name in weights.items()}
+    for name in trunk:
+        stem, _, suffix = name.rpartition(".")
+        role = stems.get(f"{stem}.")
+        if role is not None:
+            array = trunk[name]
+            arrays[role if suffix == "weight" and is_plain(array.dtype) else f"{role}.{suffix}"] = array
+    return arrays
+
+
+def _plain_name(name: str) -> str:
+    return name.removesuffix("_packed")
+
+
+def _is_sibling(name: str, names: Mapping[str, Array]) -> bool:
+    """Whether a tensor is the scale of codes beside it."""
+    stem, found, _ = name.rpartition(".weight_")
+    return (
+        bool(found) and not name.endswith("_packed") and (f"{stem}.weight" in names or f"{stem}.weight_packed" in names)
+    )

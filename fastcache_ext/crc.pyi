@@ -1,0 +1,6 @@
+from typing_extensions import Buffer
+
+HOW: str
+
+def crc32c(data: Buffer, value: int = 0) -> int: ...
+def crc32c_by_table(data: Buffer, value: int = 0) -> int: ...

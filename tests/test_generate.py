@@ -1,0 +1,206 @@
+"""Sampling, stopping, text, and `fastcache generate`."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from trunks import tensors_of
+
+from fastcache import moe
+from fastcache.errors import CheckpointNotFound, UnsupportedCheckpoint
+from fastcache.moe.cache import LayerCache
+from fastcache.moe.sampling import sample
+from fastcache.moe.tokens import Detokenizer, tokenizer_of
+
+DATA = Path(__file__).parent / "data"
+PATH = DATA / "qwen3_moe" / "bf16"
+IDS = [1, 5, 7, 9]
+
+
+@pytest.fixture
+def model():
+    with moe.load(PATH, budget="all") as model:
+        yield model
+
+
+def test_temperature_zero_is_the_likeliest_and_the_first_of_equals():
+    rng = np.random.default_rng(0)
+    assert sample(np.array([1, 3, 3, 0], np.float32), rng) == 1
+
+
+def test_samples_follow_the_probabilities_and_keep_to_top_k_and_top_p():
+    rng = np.random.default_rng(0)
+    logits = np.log(np.array([0.1, 0.5, 0.15, 0.25], np.float32))
+
+    def shares(**how):
+        drawn = [sample(logits, rng, temperature=1.0, **how) for _ in range(4000)]
+        return np.bincount(drawn, minlength=4) / 4000
+
+    np.testing.assert_allclose(shares(), [0.1, 0.5, 0.15, 0.25], atol=0.04)
+    np.testing.assert_allclose(shares(top_k=2), [0, 2 / 3, 0, 1 / 3], atol=0.04)
+    np.testing.assert_allclose(shares(top_p=0.7), [0, 2 / 3, 0, 1 / 3], atol=0.04)
+    assert shares(top_p=0.4)[1] == 1
+    hot = [sample(logits, rng, temperature=100.0) for _ in range(4000)]
+    np.testing.assert_allclose(np.bincount(hot) / 4000, 0.25, atol=0.04)
+
+
+def test_a_seed_gives_the_same_tokens_again_and_another_gives_others(model):
+    def tokens(seed):
+        return list(model.generate(IDS, 12, temperature=3.0, seed=seed, stop=()))
+
+    assert tokens(7) == tokens(7) != tokens(8)
+
+
+def test_generation_ends_before_a_stop_token_and_a_cache_lets_it_go_on(model):
+    free = list(model.generate(IDS, 8, stop=()))
+    place = next(i for i, token in enumerate(free) if token not in free[:i] and i > 1)
+    assert list(model.generate(IDS, 8, stop=[free[place]])) == free[:place]
+    cache = model.new_cache()
+    first = list(model.generate(IDS, 3, stop=(), cache=cache))
+    assert first + list(model.generate(first[-1:], 5, stop=(), cache=cache)) == free
+
+
+def test_the_models_own_end_is_read_from_both_configs(tmp_path, model):
+    assert model.eos == {2}
+    shutil.copytree(PATH, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": [2, 77]}')
+    with moe.load(tmp_path / "model") as other:
+        assert other.eos == {2, 77}
+
+
+def test_wrong_ids_and_settings_are_named(model):
+    for ids in ([], [[1]], [1.5], [128], [-1]):
+        with pytest.raises(ValueError, match="ids must be"):
+            model.forward(ids)
+    for wrong in ({"temperature": -1}, {"top_k": 0}, {"top_p": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            model.generate(IDS, 1, **wrong)
+    with pytest.raises(ValueError, match="budget, engine: for experts that are streamed"):
+        moe.load(PATH, experts="resident", budget="all", engine="pread")
+    with pytest.raises(ValueError, match='experts is "stream" or "resident"'):
+        moe.load(PATH, experts="disk")
+
+
+def test_a_step_that_fails_leaves_the_cache_as_it_was(model, monkeypatch):
+    cache = model.new_cache()
+    model.forward(IDS, cache)
+    before = model.forward([3], cache)
+    cache.truncate(len(IDS))
+    calls = []
+
+    def fail_late(self, *rows):
+        calls.append(self)
+        if len(calls) == 3:
+            raise MemoryError
+        return append(self, *rows)
+
+    append = LayerCache.append
+    monkeypatch.setattr(LayerCache, "append", fail_late)
+    with pytest.raises(MemoryError):
+        model.forward([3], cache)
+    monkeypatch.undo()
+    assert [each.length for each in cache] == [len(IDS)] * model.layers
+    assert model.forward([3], cache).tobytes() == before.tobytes()
+
+
+def test_the_environment_opts_in_to_two_gibibytes_and_a_budget_wins(monkeypatch):
+    monkeypatch.setenv("FASTCACHE_SSD_STREAMING", "1")
+    with moe.load(PATH) as model:
+        assert model.store.budget_bytes == 2 << 30
+    with moe.load(PATH, budget=1 << 20) as model:
+        assert model.store.budget_bytes == 1 << 20
+    monkeypatch.setenv("FASTCACHE_EXPERT_CACHE_BYTES", "2MiB")
+    with moe.load(PATH) as model:
+        assert model.store.budget_bytes == 2 << 20
+    monkeypatch.delenv("FASTCACHE_EXPERT_CACHE_BYTES")
+    monkeypatch.setenv("FASTCACHE_SSD_STREAMING", "yes")
+    with pytest.raises(ValueError, match="FASTCACHE_SSD_STREAMING"):
+        moe.load(PATH)
+
+
+def test_a_family_without_a_decoder_is_refused(tmp_path):
+    shutil.copytree(PATH, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"model_type": "something_new"}))
+    with pytest.raises(UnsupportedCheckpoint, match="no NumPy decoder for the family 'unknown'"):
+        moe.load(tmp_path / "model")
+
+
+def test_a_mapped_trunk_is_never_copied_as_a_whole(tmp_path):
+    save = pytest.importorskip("safetensors.numpy").save_file
+    shutil.copytree(PATH, tmp_path / "model")
+    tensors = tensors_of(PATH)
+    rng = np.random.default_rng(0)
+    for name in ("lm_head.weight", "model.embed_tokens.weight"):
+        tensors[name] = rng.standard_normal((400_000, 64), np.float32).astype(ml_dtypes.bfloat16)  # 51 MB
+    save(tensors, tmp_path / "model" / "model.safetensors")
+    program = """
+import re, sys
+from fastcache import moe
+def anonymous():
+    return int(re.search(r"RssAnon:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) << 10
+with moe.load(sys.argv[1], budget="1 B") as model:  # libraries and threads are there after this one
+    model.forward([1])
+before = anonymous()
+with moe.load(sys.argv[1], budget="1 B") as model:
+    print(model.forward([1, 399_999], last_only=True).shape, anonymous() - before)
+"""
+    shown = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "model"], capture_output=True, text=True, check=True
+    )
+    shape, _, grown = shown.stdout.rpartition(" ")
+    assert shape == "(1, 400000)" and int(grown) < 16 << 20  # logits are 1.6 MB
+
+
+def words(path):
+    """Write a tokenizer of 128 words, w0 to w127, beside a copy of the checkpoint."""
+    tokenizers = pytest.importorskip("tokenizers")
+    shutil.copytree(PATH, path)
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(128)}, unk_token="w0"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(path / "tokenizer.json"))
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "fastcache", "generate", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_gives_the_same_tokens_as_text_as_ids_and_as_json(tmp_path, model):
+    words(tmp_path / "model")
+    free = list(model.generate(IDS, 6, stop=()))
+    prompt = " ".join(f"w{i}" for i in IDS)
+    common = ("--max-tokens", 6, "--budget", "2 cycles", "--ignore-eos")
+    shown = run(tmp_path / "model", "--prompt", prompt, *common)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout == " ".join(f"w{i}" for i in free) + "\n"
+    shown = run(PATH, "--ids", ",".join(map(str, IDS)), *common)
+    assert shown.stdout.split() == [str(i) for i in free]
+    result = json.loads(run(tmp_path / "model", "--prompt", prompt, "--json", *common).stdout)
+    assert result["tokens"] == free and result["text"] == " ".join(f"w{i}" for i in free)
+    assert result["prompt_tokens"] == 4 and result["tokens_per_s"] > 0 and result["rss_bytes"] > 1 << 20
+    assert result["stats"]["requests"] > 0 and result["engine"] in ("uring", "pread") and result["budget_bytes"] > 0
+
+
+def test_the_command_says_what_is_missing():
+    for arguments, text in [((), "--prompt or --ids"), (("--prompt", "x"), "tokenizer.json"), (("--ids", "a"), "list")]:
+        refused = run(PATH, *arguments)
+        assert refused.returncode != 0 and text in refused.stderr and "Traceback" not in refused.stderr
+    with pytest.raises(CheckpointNotFound, match="ids"):
+        tokenizer_of(PATH)
+
+
+def test_half_a_character_is_held_back_until_it_is_whole():
+    class Bytes:
+        def decode(self, ids):
+            return bytes(ids).decode(errors="replace")
+
+    given = Detokenizer(Bytes())
+    assert [given.add(byte) for byte in "aé€".encode()] == ["a", "", "é", "", "", "€"]
+    assert given.add(0xC3) == "" and given.end() == "\ufffd"
+    assert given.text == "aé€\ufffd"
