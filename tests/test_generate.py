@@ -49,6 +49,21 @@ def test_samples_follow_the_probabilities_and_keep_to_top_k_and_top_p():
     np.testing.assert_allclose(np.bincount(hot) / 4000, 0.25, atol=0.04)
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-308, 5e-324])
+def test_however_low_the_temperature_the_likeliest_is_chosen(temperature):
+    rng = np.random.default_rng(0)
+    logits = np.array([1, 9, 8, -5, -np.inf], np.float32)
+    assert {sample(logits, rng, temperature=temperature) for _ in range(20)} == {1}
+    assert {sample(logits, rng, temperature=1e300, top_k=4) for _ in range(200)} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_choose_no_token(broken, temperature):
+    with pytest.raises(ValueError, match=r"no numbers: that of token 1 is"):
+        sample(np.array([1, broken, 3], np.float32), np.random.default_rng(0), temperature=temperature)
+
+
 def test_a_seed_gives_the_same_tokens_again_and_another_gives_others(model):
     def tokens(seed):
         return list(model.generate(IDS, 12, temperature=3.0, seed=seed, stop=()))
@@ -77,7 +92,7 @@ def test_wrong_ids_and_settings_are_named(model):
     for ids in ([], [[1]], [1.5], [128], [-1]):
         with pytest.raises(ValueError, match="ids must be"):
             model.forward(ids)
-    for wrong in ({"temperature": -1}, {"top_k": 0}, {"top_p": 0}):
+    for wrong in ({"temperature": -1}, {"temperature": np.inf}, {"temperature": np.nan}, {"top_k": 0}, {"top_p": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             model.generate(IDS, 1, **wrong)
     with pytest.raises(ValueError, match="budget, engine: for experts that are streamed"):

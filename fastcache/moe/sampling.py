@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Raise ValueError unless the three make sense."""
-    if not temperature >= 0:
-        raise ValueError(f"temperature must be at least 0; got {temperature!r}")
+    if not 0 <= temperature < np.inf:
+        raise ValueError(f"temperature must be at least 0, and finite; got {temperature!r}")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k must be at least 1, or None; got {top_k!r}")
     if top_p is not None and not 0 < top_p <= 1:
@@ -41,12 +41,21 @@ def sample(
         Only among so many of the likeliest.
     top_p : float, optional
         Only among the fewest likeliest that together have this probability.
+
+    Raises
+    ------
+    ValueError
+        The largest logit is infinite, or one is no number: broken weights. What would be chosen means nothing.
     """
+    likeliest = int(logits.argmax())  # the first that is no number, if there is one
+    if not np.isfinite(logits[likeliest]):
+        raise ValueError(f"the logits are no numbers: that of token {likeliest} is {logits[likeliest]}")
     if temperature == 0:
-        return int(logits.argmax())
-    scaled = logits.astype(np.float64) / temperature
+        return likeliest
+    with np.errstate(over="ignore"):  # beside the likeliest, whose logit is 0, others are then as good as impossible
+        scaled = (logits.astype(np.float64) - np.float64(logits[likeliest])) / temperature
     order = np.argsort(-scaled, kind="stable")[: top_k or None]
-    chances = np.exp(scaled[order] - scaled[order[0]])
+    chances = np.exp(scaled[order])
     chances /= chances.sum()
     if top_p is not None:
         kept = int(np.searchsorted(np.cumsum(chances), top_p)) + 1
