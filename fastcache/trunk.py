@@ -103,6 +103,19 @@ class Trunk(Mapping[str, Array]):
             )
         return found[0]
 
+    def check(self) -> None:
+        """Raise CheckpointChanged if a mapped file was written to since the checkpoint was opened.
+
+        One that was replaced by renaming, or removed, is still what is mapped. By size and time: a limit, not a proof.
+        """
+        for n in tuple(self._maps):
+            try:
+                now = identity_of(os.stat(self._files[n]))
+            except OSError:
+                continue
+            if now != self._seen[n] and now[:2] == self._seen[n][:2]:
+                raise CheckpointChanged(f"{self._files[n]}: the file has changed since the checkpoint was opened")
+
     def _mapped(self, info: TensorInfo) -> Array:
         if self._gguf and info.dtype not in DTYPES:
             dtype = ggml.carrier(info.dtype)
