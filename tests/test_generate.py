@@ -164,6 +164,14 @@ def test_a_file_that_is_replaced_by_renaming_changes_nothing(tmp_path):
         assert list(model.generate(IDS, 6, stop=())) == wanted
 
 
+def test_resident_experts_do_not_pass_for_checked_ones(monkeypatch):
+    monkeypatch.setenv("FASTCACHE_VERIFY", "sidecar")
+    with pytest.raises(ValueError, match="FASTCACHE_VERIFY is set"):
+        moe.load(PATH, experts="resident")
+    monkeypatch.setenv("FASTCACHE_VERIFY", "off")
+    assert moe.load(PATH, experts="resident").store is None
+
+
 def test_the_environment_opts_in_to_two_gibibytes_and_a_budget_wins(monkeypatch):
     monkeypatch.setenv("FASTCACHE_SSD_STREAMING", "1")
     with moe.load(PATH) as model:

@@ -348,6 +348,11 @@ def load(
         raise ValueError(f'experts is "stream" or "resident", not {experts!r}')
     if trunk not in ("mapped", "resident"):
         raise ValueError(f'trunk is "mapped" or "resident", not {trunk!r}')
+    if experts == "resident" and from_environment("FASTCACHE_VERIFY") not in (None, "off"):
+        raise ValueError(
+            'FASTCACHE_VERIFY is set, and resident experts are held to no sidecar: stream them, with budget="all", or '
+            "unset it and run `fastcache verify`"
+        )
     if experts == "resident" and (options or budget is not None):
         given = ", ".join([*(["budget"] if budget is not None else []), *options])
         raise ValueError(f"{given}: for experts that are streamed; these are resident")
