@@ -23,6 +23,7 @@ F32: TypeAlias = NDArray[np.float32]
 Pair: TypeAlias = tuple[int, int]
 
 _SCALES: Final = ("weight_scale_inv", "weight_scale", "scale")  # of "weight" and "weight_packed"; w = code * scale
+_FURTHER: Final = ("weight_global_scale", "weight_scale_2", "pre_quant_scale")  # the first is NVFP4's second scale
 _PIECE_BYTES: Final = 256 << 10
 _DENSE_BYTES: Final = 2 << 20  # of float32, that a whole weight is decoded in at a time
 
@@ -152,6 +153,10 @@ def coded_weight(arrays: Arrays, name: str, *, values: bool = True) -> Coded | N
                 raise UnsupportedCheckpoint(f"{order!r}: columns sorted into groups (actorder) are not decoded")
             if codes.ndim != 2:
                 raise UnsupportedCheckpoint(f"{label!r} has shape {codes.shape}; codes of 2 axes are decoded")
+            second = 1 if suffix == "weight_packed" and codes.dtype == np.uint8 else 0
+            for further in _FURTHER[second:]:
+                if (other := f"{stem}.{further}") in arrays:
+                    raise UnsupportedCheckpoint(f"{label!r}: {other!r} beside it is a factor that is not decoded")
             usable = tuple(scheme for scheme in schemes if not scheme.problem)
             scale = arrays[scales[0]]
             if suffix == "weight":
