@@ -28,8 +28,8 @@ from machine import Steal, facts, write_receipt
 from workloads import EXPERTS, LAYERS, full_store
 
 import fastcache
+from fastcache_ext.driven import Table
 from fastcache_ext.policy import NAMES
-from fastcache_ext.scripted import Table
 from fastcache_ext.watch import Watch, switch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -14,7 +14,7 @@ import numpy as np
 import fastcache
 from fastcache.inventory import Layout
 from fastcache.layout.record import LayerExperts, Record, StoredTensor, View
-from fastcache_ext.scripted import Table
+from fastcache_ext.driven import Table
 
 LAYERS, EXPERTS, BATCH = 16, 128, 8
 ROWS, COLUMNS = 8, 64

@@ -34,8 +34,10 @@ from fastcache.errors import (
     UnknownExpert,
 )
 from fastcache.keys import ExpertKey
+from fastcache.layout.families import Family, Fused
 from fastcache.linear import linear
 from fastcache.opening import open
+from fastcache.registering import register_family
 from fastcache.sources import ExpertSource, Extent, FileRangeSource, MemorySource
 from fastcache.stats import Stats
 from fastcache.store import ExpertLease, ExpertStore, Leases, Prefetch
@@ -64,10 +66,12 @@ __all__ = [
     "ExpertSource",
     "ExpertStore",
     "Extent",
+    "Family",
     "FastcacheError",
     "FeatureUnavailable",
     "FileRangeSource",
     "ForkedStore",
+    "Fused",
     "LeaseReleased",
     "Leases",
     "MemorySource",
@@ -81,4 +85,5 @@ __all__ = [
     "UnknownExpert",
     "linear",
     "open",
+    "register_family",
 ]

@@ -59,7 +59,6 @@ def describe_store(
     engine: tuple[str, str, str | None],
     budget_bytes: int,
     slot_bytes: Sequence[int],
-    slots: Sequence[int],
     cycle_bytes: int | None,
     speculation: dict[str, Any],
     overflow_limit: int,
@@ -115,7 +114,10 @@ def describe_store(
             "slots": m.get("slots", 0),
             "leased_slots": m.get("leased_slots", 0),
             "slot_bytes": slot_bytes[0] if len(slot_bytes) == 1 else list(slot_bytes),
-            "slot_classes": [{"slot_bytes": b, "slots": n} for b, n in zip(slot_bytes, slots, strict=True)],
+            "slot_classes": [
+                {"slot_bytes": b, "slots": n} for b, n in zip(slot_bytes, m.get("class_slots", ()), strict=False)
+            ],
+            "slabs": {name: m.get(name, 0) for name in ("slab_bytes", "slabs", "trades", "traded_out")},
             "token_cycle_bytes": cycle_bytes,
             "overflow_limit_bytes": overflow_limit,
             "overflow_bytes": m.get("overflow_bytes", 0),

@@ -73,9 +73,10 @@ def failure(
             got=got,
         )
     if code == CHECKSUM:
+        more = "; `fastcache verify` names all that differ" if store else ""
         return errors.ChecksumMismatch(
-            f"{where}: the expert that begins at offset {offset} is not the one that was checksummed: "
-            f"CRC-32C {got:08x}, and the sidecar has {wanted:08x}; `fastcache verify` names all that differ",
+            f"{where}: the expert that begins there at offset {offset}, and may go on in other files, is not the one "
+            f"that was checksummed: CRC-32C {got:08x}, and the sidecar has {wanted:08x}{more}",
             errno=errno.EBADMSG,
             filename=path,
             key=key,

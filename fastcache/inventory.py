@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcache.errors import CheckpointError, CheckpointNotFound
+from fastcache.errors import CheckpointError
 from fastcache.keys import ExpertKey
 from fastcache.layout.build import build_layout
 from fastcache.layout.record import Layout, Record, bytes_record
@@ -63,8 +63,6 @@ def inventory_of(path_or_source: object) -> Inventory:
         It is neither a path nor an ExpertSource.
     """
     if isinstance(path_or_source, (str, os.PathLike)):
-        if not os.fspath(path_or_source):  # an unset variable, more likely than the working directory
-            raise CheckpointNotFound("the path of the checkpoint is empty")
         return _of_layout(build_layout(path_or_source))
     if isinstance(path_or_source, Layout):
         return _of_layout(path_or_source)

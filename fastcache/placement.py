@@ -115,12 +115,12 @@ def size_classes(span: Array, page: int) -> tuple[Array, list[int]]:
     cls : uint8 [K]
         Class of each expert; 255 where there is none.
     slot_bytes : list of int
-        Per class, a multiple of `page`: what its largest expert needs. Sizes within 1/16 of the largest share a class,
+        Per class, a multiple of `page`: what its largest expert needs. Sizes within 1/32 of the largest share a class,
         or within a wider range where 16 classes would not do.
     """
     sizes = (np.maximum(span, 1) + page - 1) // page * page
     distinct = np.unique(sizes[span >= 0])[::-1]
-    slack = 1 / 16
+    slack = 1 / 32
     while True:
         bounds: list[int] = []
         for size in distinct.tolist():

@@ -40,7 +40,6 @@ def described(store: Any, liburing: str | None) -> Description:
         engine=(store.engine_used, store.engine_reason, liburing),
         budget_bytes=store.budget_bytes,
         slot_bytes=store._sizing.slot_bytes,
-        slots=store._sizing.slots,
         cycle_bytes=store._sizing.cycle,
         speculation=describe_speculation(store._settings.speculation, store._speculation(), store._schedulers),
         overflow_limit=store._sizing.overflow,

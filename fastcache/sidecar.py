@@ -122,7 +122,9 @@ def write_sidecar(path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
 
 def already_there(path: str) -> FileExistsError:
     """Return the error of a sidecar that is not to be replaced."""
-    return FileExistsError(f"{path}: there is a sidecar already; verify the checkpoint against it, or overwrite it")
+    return FileExistsError(
+        f"{path}: there is a sidecar already; verify against it, or replace it (--overwrite, overwrite=True)"
+    )
 
 
 def _umask() -> int:

@@ -14,8 +14,9 @@ import numpy as np
 from fastcache.budget import Facts, parse_budget
 from fastcache.inventory import Inventory
 from fastcache.memory import available_bytes
-from fastcache.placement import share_slots, size_classes
+from fastcache.placement import size_classes
 from fastcache.settings import Settings
+from fastcache.slabs import Slabs, plan_slabs
 from fastcache.units import format_bytes, whole_huge
 
 log = logging.getLogger("fastcache")
@@ -29,7 +30,7 @@ class Sizing:
 
     cls: np.ndarray[Any, np.dtype[Any]]  # uint8 [K]: size class of each expert; 255: no such expert
     slot_bytes: list[int]  # per class
-    slots: list[int]  # per class
+    slabs: Slabs  # and slots that classes keep
     budget: int
     arena: int
     experts: int  # slots for all experts
@@ -61,13 +62,13 @@ def size_store(inventory: Inventory, span: np.ndarray[Any, Any], align: int, set
         settings.budget, Facts(experts, cycle, inventory.trunk_bytes, free), settings.budget_name
     )
     whole = whole_huge(budget) if settings.hugepages == "hugetlb" else budget  # such a mapping comes in whole pages
-    slots = share_slots(whole, slot_bytes, counts)
-    arena = _total(slot_bytes, slots)
+    slabs = plan_slabs(whole, slot_bytes, counts, inventory.top_k or 1)
+    arena = slabs.arena_bytes(slot_bytes)
     largest = max(slot_bytes, default=0)
     overflow = settings.overflow
     if overflow is None:
         overflow = max(int((free - arena) * (1 - RESERVE)), LEAST_OVERFLOW_SLOTS * largest)
-    log.info("%s: budget %s; %d of %d experts in slots", name, how, sum(slots), sum(counts))
+    log.info("%s: budget %s; %d of %d experts in slots", name, how, sum(slabs.begins_with), sum(counts))
     if arena > free:
         log.warning("%s: the arena takes %s, but only %s is free", name, format_bytes(arena), format_bytes(free))
     batch = (inventory.top_k or 1) * largest
@@ -77,7 +78,7 @@ def size_store(inventory: Inventory, span: np.ndarray[Any, Any], align: int, set
             "%s: a budget of %s is below %s: give at least %s (%d bytes), or most requests read from disk",
             *(name, format_bytes(budget), what, format_bytes(need or 0), need),
         )
-    return Sizing(cls, slot_bytes, slots, budget, arena, experts, cycle, overflow)
+    return Sizing(cls, slot_bytes, slabs, budget, arena, experts, cycle, overflow)
 
 
 def _alike(span: np.ndarray[Any, Any], payload: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

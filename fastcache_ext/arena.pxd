@@ -6,6 +6,7 @@ from fastcache_ext.atomics cimport fc_add32, fc_add64, fc_load32, fc_load8, fc_s
 
 cdef enum:
     FC_MAX_CLASSES = 16     # size classes of slots
+    FC_MAX_PER_SLAB = 256   # slots of a class in one slab: what a trade looks at and gives up is bounded
     FC_MAX_PIECES = 16384   # registered buffers (the kernel's limit)
     FC_HOLDERS = 256        # pass-through buffers that can be named at once
 
@@ -17,6 +18,14 @@ cdef enum:
 ctypedef struct fc_holder:
     int32_t key             # atomic: -1 free, else the dense key of a live pass-through buffer
     int64_t nbytes
+
+ctypedef struct fc_slabs:       # the part of an arena that size classes trade; zero: none. Arrays by class
+    int64_t nbytes          # of a slab
+    int32_t n
+    int32_t own[16]         # slabs that the class begins with: one after another, class 0's first
+    int32_t most[16]        # slabs that it can have, from its first own one on, round and round; 0: it trades none
+    int32_t per[16]         # its slots in a slab
+    int32_t least[16]       # slots, in slabs or not, below which it gives none up
 
 ctypedef struct fc_arena:
     uint8_t *mapping        # as mmap gave it
@@ -30,7 +39,12 @@ ctypedef struct fc_arena:
     int32_t fork_gen        # process generation that made it
     int32_t n_slots
     int32_t n_classes
-    int32_t class_first[17]         # slots of class c: [class_first[c], class_first[c + 1])
+    # Slots of class c: [class_first[c], class_first[c + 1]), those outside slabs first, then those of each slab that it can have. A
+    # number has one address for good, whoever has the slab.
+    int32_t class_first[17]
+    int32_t fixed[16]       # slots of a class outside slabs
+    fc_slabs slabs
+    int32_t slab_at[16]     # first slab of a class at the start
     int64_t class_bytes[16]         # bytes of a slot of class c
     uint8_t **addr          # [n_slots] first byte
     uint8_t *cls            # [n_slots] size class
@@ -62,9 +76,12 @@ ctypedef struct fc_private:     # a pass-through buffer: one expert outside the 
 
 cdef int fork_generation() noexcept nogil
 cdef const int32_t *fork_word() noexcept nogil          # where that number stands: it changes in a child alone
-# `slots[c]` slots of `bytes[c]` bytes each (multiples of the page and of `align`). NULL with *error on failure.
-cdef fc_arena *arena_new(const int64_t *bytes, const int32_t *slots, int n_classes, int huge, int64_t align,
-                         int *error) noexcept nogil
+# `slots[c]` slots of `bytes[c]` bytes each (multiples of the page and of `align`), and `slabs` (or NULL) behind them. NULL with
+# *error on failure.
+cdef fc_arena *arena_new(const int64_t *bytes, const int32_t *slots, int n_classes, const fc_slabs *slabs, int huge,
+                         int64_t align, int *error) noexcept nogil
+# `plan`: None, or (bytes of a slab, own, most, per, least), the latter sequences by class.
+cdef int slabs_read(fc_slabs *k, object plan) except -1
 cdef void arena_ref(fc_arena *a) noexcept nogil
 cdef void arena_unref(fc_arena *a) noexcept nogil
 # Touch [start, start + nbytes) of the arena without changing it. 0 or a positive errno.
@@ -80,6 +97,19 @@ cdef void private_unref(fc_private *p) noexcept nogil
 
 cdef enum:
     FC_EOVERFLOW = 1006
+
+# The slab of a slot, or -1: it is in none.
+cdef inline int32_t slab_of(const fc_arena *a, int32_t slot) noexcept nogil:
+    cdef int c = a.cls[slot]
+    cdef int32_t i = slot - a.class_first[c] - a.fixed[c]
+    return (a.slab_at[c] + i // a.slabs.per[c]) % a.slabs.n if i >= 0 else -1
+
+# The first of a class's slots in a slab, or -1: it cannot have that one.
+cdef inline int32_t slab_first(const fc_arena *a, int c, int32_t slab) noexcept nogil:
+    cdef int32_t i = slab - a.slab_at[c]
+    if i < 0:
+        i += a.slabs.n
+    return a.class_first[c] + a.fixed[c] + i * a.slabs.per[c] if i < a.slabs.most[c] else -1
 
 cdef inline int32_t lease_take(fc_arena *a, int32_t slot) noexcept nogil:
     return fc_add32(&a.leases[slot], 1)             # leases on it now

@@ -6,6 +6,7 @@ Knows no key, no policy and no read. May import libc and atomics.
 from libc.errno cimport errno, EINVAL, ENOMEM
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uintptr_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 from posix.mman cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, madvise, mlock, mmap, munmap,
 )
@@ -69,20 +70,61 @@ cdef uint8_t *map_aligned(int64_t nbytes, int64_t align, int extra, uint8_t **ma
     return <uint8_t *>((start + <uintptr_t>align - 1) & ~(<uintptr_t>align - 1)) if span > nbytes else <uint8_t *>p
 
 
-cdef fc_arena *arena_new(const int64_t *bytes, const int32_t *slots, int n_classes, int huge, int64_t align,
-                         int *error) noexcept nogil:
-    cdef fc_arena *a
-    cdef int64_t total = 0, n = 0, at = 0, piece_start = 0
-    cdef int32_t c, i, _i, s = 0
-    error[0] = EINVAL
-    if n_classes < 0 or n_classes > FC_MAX_CLASSES:
-        return NULL
+cdef int64_t measure(const int64_t *bytes, const int32_t *slots, int n_classes, const fc_slabs *slabs,
+                     int64_t *n_slots) noexcept nogil:
+    """Bytes of an arena, and how many slots can be in it at one time or another; -1: not a possible one."""
+    cdef int64_t total = 0, n = 0, own = 0
+    cdef int32_t c
+    if n_classes < 0 or n_classes > FC_MAX_CLASSES or (slabs != NULL and (slabs.n < 0 or slabs.nbytes < 0)):
+        return -1
     for c in range(n_classes):
         if bytes[c] < 0 or slots[c] < 0:
-            return NULL
+            return -1
         total += bytes[c] * slots[c]
         n += slots[c]
-    if n >= (1 << 30):
+        if slabs != NULL:
+            if (slabs.own[c] < 0 or slabs.own[c] > slabs.most[c] or slabs.most[c] > slabs.n
+                    or slabs.per[c] < (slabs.most[c] > 0) or slabs.per[c] > FC_MAX_PER_SLAB
+                    or (slabs.most[c] > 0 and slabs.per[c] * bytes[c] > slabs.nbytes)):
+                return -1
+            own += slabs.own[c]
+            n += <int64_t>slabs.most[c] * slabs.per[c]
+    if n >= (1 << 30) or (slabs != NULL and own != slabs.n):
+        return -1
+    n_slots[0] = n
+    return total + (slabs.n * slabs.nbytes if slabs != NULL else 0)
+
+
+cdef void cut_slabs(fc_arena *a, int64_t at, int64_t piece_start) noexcept nogil:
+    """Give the slots of slabs, which begin at byte `at`, their places. A piece is whole slabs."""
+    cdef fc_slabs *k = &a.slabs
+    cdef int64_t from_ = at
+    cdef int32_t c, j, s, slab
+    for c in range(a.n_classes):
+        a.slab_at[c] = a.slab_at[c - 1] + k.own[c - 1] if c > 0 else 0
+    for slab in range(k.n):
+        if at + k.nbytes - piece_start > PIECE and at > piece_start:
+            a.n_pieces += 1
+            piece_start = at
+        if a.piece_base[a.n_pieces] == NULL:
+            a.piece_base[a.n_pieces] = a.base + piece_start
+        at += k.nbytes
+        a.piece_bytes[a.n_pieces] = at - piece_start
+        for c in range(a.n_classes):
+            s = slab_first(a, c, slab)
+            for j in range(k.per[c] if s >= 0 else 0):
+                a.addr[s + j] = a.base + from_ + slab * k.nbytes + j * a.class_bytes[c]
+                a.piece[s + j] = <uint16_t>a.n_pieces
+
+
+cdef fc_arena *arena_new(const int64_t *bytes, const int32_t *slots, int n_classes, const fc_slabs *slabs, int huge,
+                         int64_t align, int *error) noexcept nogil:
+    cdef fc_arena *a
+    cdef int64_t total, n = 0, at = 0, piece_start = 0
+    cdef int32_t c, i, s = 0
+    error[0] = EINVAL
+    total = measure(bytes, slots, n_classes, slabs, &n)
+    if total < 0:
         return NULL
     error[0] = ENOMEM
     a = <fc_arena *>calloc(1, sizeof(fc_arena))
@@ -133,22 +175,27 @@ cdef fc_arena *arena_new(const int64_t *bytes, const int32_t *slots, int n_class
                     a.huge = FC_HUGE_OFF
             else:
                 madvise(a.base, <size_t>total, MADV_NOHUGEPAGE)
+    if slabs != NULL:
+        a.slabs = slabs[0]
     for c in range(n_classes):
         a.class_first[c] = s
         a.class_bytes[c] = bytes[c]
-        for _i in range(slots[c]):
+        a.fixed[c] = slots[c]
+        for i in range(slots[c] + a.slabs.most[c] * a.slabs.per[c]):
+            a.cls[s + i] = <uint8_t>c
+        for i in range(slots[c]):
             if at + bytes[c] - piece_start > PIECE and at > piece_start:
                 a.n_pieces += 1
                 piece_start = at
             if a.piece_base[a.n_pieces] == NULL:
                 a.piece_base[a.n_pieces] = a.base + piece_start
-            a.addr[s] = a.base + at
-            a.cls[s] = <uint8_t>c
-            a.piece[s] = <uint16_t>a.n_pieces
+            a.addr[s + i] = a.base + at
+            a.piece[s + i] = <uint16_t>a.n_pieces
             at += bytes[c]
             a.piece_bytes[a.n_pieces] = at - piece_start
-            s += 1
+        s += slots[c] + a.slabs.most[c] * a.slabs.per[c]
     a.class_first[n_classes] = s
+    cut_slabs(a, at, piece_start)
     if n > 0:
         a.n_pieces += 1
     error[0] = 0
@@ -274,6 +321,21 @@ cdef void private_unref(fc_private *p) noexcept nogil:
         fc_store32(&a.holders[p.holder].key, -1)
     free(p)
     arena_unref(a)
+
+
+cdef int slabs_read(fc_slabs *k, object plan) except -1:
+    cdef int i
+    memset(k, 0, sizeof(fc_slabs))
+    if plan is None:
+        return 0
+    nbytes, own, most, per, least = plan
+    if not len(own) == len(most) == len(per) == len(least) <= FC_MAX_CLASSES:
+        raise ValueError("a plan of slabs needs one entry per size class")
+    k.nbytes = nbytes
+    for i in range(len(own)):
+        k.own[i], k.most[i], k.per[i], k.least[i] = own[i], most[i], per[i], least[i]
+        k.n += k.own[i]
+    return 0
 
 
 def huge_bytes(uintptr_t start, int64_t nbytes):

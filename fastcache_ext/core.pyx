@@ -22,7 +22,8 @@ from fastcache_ext.evidence import MODES as SPECULATION
 from fastcache_ext.policy import NAMES as POLICIES
 
 from fastcache_ext.arena cimport (
-    FC_HUGE_OFF, FC_HUGE_THP, FC_HUGE_TLB, arena_new, arena_unref, fc_arena, fork_generation,
+    FC_HUGE_OFF, FC_HUGE_THP, FC_HUGE_TLB, arena_new, arena_unref, fc_arena, fc_slabs,
+    fork_generation, slabs_read,
 )
 from fastcache_ext.files cimport FileSet
 from fastcache_ext.ghosts cimport MAX_GHOSTS
@@ -84,7 +85,7 @@ cdef class Core:
 
     def _open(self, *, layers, cls_of, ext_first, extents, span, FileSet files, class_bytes, class_slots, policy,
               engine, chunk, queue_depth, io_threads, hugepages, mlock, registered, overflow, direct_required,
-              slot_align=4096, speculation="auto", ghosts=False, choosing=False, sums=None):
+              slot_align=4096, speculation="auto", ghosts=False, choosing=False, slabs=None, sums=None):
         """Make the arena, the table and the engine.
 
         Parameters
@@ -94,7 +95,10 @@ cdef class Core:
         cls_of, ext_first, extents, span : buffers
             Per key: size class (uint8), first extent (int32, one more than keys), `fc_extent` records, bytes of slot used (int64).
         class_bytes, class_slots : sequences of int
-            Bytes of a slot, and number of slots, per size class.
+            Bytes of a slot, and number of slots outside slabs, per size class.
+        slabs : None or tuple
+            What classes trade: (bytes of a slab, slabs that each class begins with, those that it can have, its slots in
+            one, slots that it keeps), sequences per size class but for the first.
         engine : {"auto", "uring", "pread", "hand", "scripted"}
             "hand": loads are filled by `_read_expert`; "scripted": by a test.
         hugepages : {"thp", "tlb", "off"}
@@ -117,6 +121,7 @@ cdef class Core:
         cdef int32_t slots_[16]
         cdef int error = 0
         cdef fc_arena *arena
+        cdef fc_slabs plan
         cdef fc_port port
         cdef int huge = {"off": FC_HUGE_OFF, "thp": FC_HUGE_THP, "tlb": FC_HUGE_TLB}[hugepages]
         if self.c != NULL:
@@ -143,7 +148,8 @@ cdef class Core:
         for i in range(n_classes):
             bytes_[i] = class_bytes[i]
             slots_[i] = class_slots[i]
-        arena = arena_new(bytes_, slots_, n_classes, huge, slot_align, &error)
+        slabs_read(&plan, slabs)
+        arena = arena_new(bytes_, slots_, n_classes, &plan, huge, slot_align, &error)
         if arena == NULL:
             raise OSError(error, os.strerror(error), "mmap of the arena")
         try:

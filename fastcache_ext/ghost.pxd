@@ -16,6 +16,7 @@ ctypedef struct fc_shape:       # what the ghosts of one store share; the last f
     int32_t *layer_of       # [n_keys + n_layers]
     uint8_t *cls_of         # [n_keys]
     int32_t class_first[17]     # slots of class c: [class_first[c], class_first[c + 1])
+    int32_t *capacity       # [16] slots of a class
     uint8_t *cls            # [n_slots]
     uint8_t *unread         # [n_slots] zero
     int32_t *leases         # [n_slots]

@@ -19,13 +19,17 @@ cdef int shape_init(fc_shape *s, int32_t n_layers, const int32_t *per_layer, int
     s.n_layers = n_layers
     s.n_classes = n_classes
     s.class_first[0] = 0
+    s.capacity = <int32_t *>calloc(16, sizeof(int32_t))
+    if s.capacity == NULL:
+        return -ENOMEM
     for c in range(n_classes):
         n = 0
         if keys[c] > 0:
             n = <int32_t>((2 * <int64_t>slots[c] * sampled[c] + keys[c]) // (2 * <int64_t>keys[c]))
             if n == 0 and slots[c] > 0:
                 n = 1
-        s.class_first[c + 1] = s.class_first[c] + min(n, sampled[c])
+        s.capacity[c] = min(n, sampled[c])
+        s.class_first[c + 1] = s.class_first[c] + s.capacity[c]
     s.n_slots = s.class_first[n_classes]
     s.layer_first = <int32_t *>calloc(n_layers + 1, sizeof(int32_t))
     if s.layer_first == NULL:
@@ -58,6 +62,7 @@ cdef void shape_destroy(fc_shape *s) noexcept nogil:
     free(s.layer_of)
     free(s.cls_of)
     free(s.cls)
+    free(s.capacity)
     free(s.unread)
     free(s.leases)
     free(s.parked)
@@ -85,6 +90,7 @@ cdef int ghost_init(fc_ghost *g, const fc_shape *shape, int kind) noexcept nogil
     view.slot_of = g.slot_of
     view.key_of = g.key_of
     view.cls = shape.cls
+    view.capacity = shape.capacity
     view.unread = shape.unread
     view.leases = shape.leases
     view.parked = shape.parked

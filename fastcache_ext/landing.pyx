@@ -281,6 +281,8 @@ cdef int port_take(void *ctx, fc_op **out, int room, int may_block) noexcept nog
     cdef fc_op *op
     cdef int n = 0
     pthread_mutex_lock(&c.mutex)
+    if may_block:
+        c.sleeping = 0                      # it will sleep on `work`: a kick besides would end its next sleep for nothing
     while True:
         while n < room and c.free_ops != NULL and queue_next(&c.queue, c.files, c.free_ops):
             op = c.free_ops

@@ -47,6 +47,7 @@ cdef int lfu_init(fc_policy *p) noexcept nogil:
     p.victim = victim
     p.forget = forget
     p.released = released
+    p.rate = rate
     return 0
 
 
@@ -87,6 +88,13 @@ cdef void admit(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:
     cdef lfu_state *u = <lfu_state *>p.state
     u.clock += 1
     order_wait(p, &u.order, p.v.cls[slot], slot, size_of(u, key), u.clock)
+
+
+cdef double rate(fc_policy *p, int32_t slot) noexcept nogil:
+    cdef lfu_state *u = <lfu_state *>p.state
+    cdef int32_t key = p.v.key_of[slot]
+    cdef uint32_t passed = <uint32_t>(u.demands // u.half_life) - u.epoch[key]
+    return (u.count[key] >> passed if passed < 32 else 0) + 1.0
 
 
 cdef void forget(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:

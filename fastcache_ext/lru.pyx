@@ -59,6 +59,7 @@ cdef int lru_init(fc_policy *p) noexcept nogil:
     p.victim = lru_victim
     p.forget = lru_forget
     p.released = lru_released
+    p.rate = lru_rate
     return 0
 
 
@@ -156,6 +157,11 @@ cdef void lru_admit(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:
     u.clock += 1
     u.stamp[slot] = u.clock
     push_front(p, u, slot)
+
+
+cdef double lru_rate(fc_policy *p, int32_t slot) noexcept nogil:
+    cdef lru_state *u = <lru_state *>p.state
+    return 1.0 / (u.clock - u.stamp[slot] + 1)
 
 
 cdef void lru_forget(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:

@@ -84,7 +84,7 @@ cdef void core_haunt(fc_core *c, const int32_t *kinds, int32_t n_kinds, int choo
     cdef int32_t slots[16]
     cdef int32_t i
     for i in range(c.arena.n_classes):
-        slots[i] = c.arena.class_first[i + 1] - c.arena.class_first[i]
+        slots[i] = c.table.n_of[i]
     c.ghosts = ghosts_new(c.table.n_layers, c.table.layer_first, c.table.cls_of, c.span, c.arena.n_classes, slots,
                           kinds, n_kinds, 0)
     if c.ghosts != NULL:
@@ -100,7 +100,7 @@ cdef bint core_pin(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil:
     pthread_mutex_lock(&c.mutex)
     if slot.pinned:
         lease_drop(w.arena, node.slot)
-    elif c.table.n_pinned[cls] + 1 < w.arena.class_first[cls + 1] - w.arena.class_first[cls]:
+    elif c.table.n_pinned[cls] + 1 < c.table.n_of[cls]:
         slot.pinned = 1
         c.table.n_pinned[cls] += 1
         note(c.recorder, T_PIN, 0, 0, node.key)

@@ -61,6 +61,8 @@ ctypedef struct nu_least:
 
 ctypedef struct nu_state:
     uint32_t clock
+    uint32_t rated          # clock at which `visits` was added up
+    double visits           # of all layers
     int32_t layer           # layer of the visit that is open, or -1
     int32_t n_experts       # a key behind all layers' own stands for a visit of its layer, and for no expert
     double weight[3]        # of the averages; sum 1
@@ -135,6 +137,7 @@ cdef int next_use_init(fc_policy *p) noexcept nogil:
     p.victim = victim
     p.forget = forget
     p.released = released
+    p.rate = rate
     return 0
 
 
@@ -264,6 +267,24 @@ cdef void admit(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:
     u.seen[key].stamp = u.clock
     bar(p, u, key, BARRED)
     fc_store8(&p.v.parked[slot], 1)     # leased by its read: released() will speak of it
+
+
+cdef double rate(fc_policy *p, int32_t slot) noexcept nogil:
+    """Over the expected distance of its next use, or over the visits since its last one where those are more: a layer may have
+    stopped coming round."""
+    cdef nu_state *u = <nu_state *>p.state
+    cdef int32_t key = p.v.key_of[slot], layer = p.v.layer_of[key], i
+    cdef double c = fc_chance(place_of(p, u, key), u.layers[layer].mult), far, since
+    if u.rated != u.clock:
+        u.rated = u.clock
+        u.visits = 0
+        for i in range(p.v.n_layers):
+            u.visits += u.layers[i].visits
+    if c >= BARRED:
+        c -= BARRED
+    far = p.v.n_layers * (1.0 / max(c, LEAST) - 1.0) + layer - u.layer + (p.v.n_layers if layer <= u.layer else 0)
+    since = <uint32_t>(u.clock - u.seen[key].stamp) * u.visits / max(<double>u.clock, 1.0)
+    return 1.0 / max(far, since, 1.0)
 
 
 cdef void forget(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:

@@ -1,6 +1,6 @@
 # Which resident expert to give up. One interface, one struct per policy behind it; the store and the simulator run the same code.
 # Pure: no lock, no system call, no clock but a counter. The store calls it under its mutex, in request order.
-from libc.stdint cimport int32_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from fastcache_ext.atomics cimport fc_load32, fc_store8
 
@@ -25,6 +25,7 @@ ctypedef struct fc_view:        # what a policy may read of the table and the ar
     const int32_t *slot_of          # [n_keys] slot or -1
     const int32_t *key_of           # [n_slots] key or -1
     const uint8_t *cls              # [n_slots]
+    const int32_t *capacity         # [n_classes] slots that the class has now; of those numbered for it
     const uint8_t *unread           # [n_slots] 1 while nobody has consumed the load
     int32_t *leases                 # [n_slots] atomic
     uint8_t *parked                 # [n_slots] atomic
@@ -49,11 +50,21 @@ ctypedef struct fc_policy:
     int32_t (*victim)(fc_policy *p, int cls, int mode) noexcept nogil
     # `slot` no longer holds `key`.
     void (*forget)(fc_policy *p, int32_t key, int32_t slot) noexcept nogil
+    # How often `slot`, which holds something, is used per request, by what the policy knows: to be compared with its other slots.
+    double (*rate)(fc_policy *p, int32_t slot) noexcept nogil
     # A parked slot lost its last lease.
     void (*released)(fc_policy *p, int32_t slot) noexcept nogil
     void (*destroy)(fc_policy *p) noexcept nogil
 
 cdef int policy_init(fc_policy *p, int kind, const fc_view *view) noexcept nogil       # 0 or -ENOMEM
+
+# Slots of all classes: in as many admissions a policy without a clock of its own takes everything to have been used.
+cdef inline int64_t all_slots(const fc_policy *p) noexcept nogil:
+    cdef int64_t n = 0
+    cdef int c
+    for c in range(p.v.n_classes):
+        n += p.v.capacity[c]
+    return n
 
 # Whether `slot` is leased. Policies ask through this or park(), never the count itself: a replay gives the same answers.
 cdef inline bint is_leased(const fc_policy *p, int32_t slot) noexcept nogil:

@@ -28,6 +28,7 @@ cdef enum:                  # kinds; fastcache/traces/format.py has the first th
     T_TIMED_OUT = 31        # aux: phase of a call that gave up waiting
     T_SWITCH = 32           # the policy becomes number `aux`; value: residents that go over, one MOVED each, in order
     T_MOVED = 33            # slot
+    T_TRADE = 34            # key for whose class a slab changes hands; aux: residents that go for it, one EVICTED each
 
 cdef enum:                  # flags of REQUEST and SERVED
     FC_AS_HIT = 0

@@ -13,7 +13,9 @@ from libc.stdlib cimport calloc, free, malloc
 from fastcache_ext.counters import LAYER_NAMES
 from fastcache_ext.policy import NAMES as POLICIES
 
-from fastcache_ext.arena cimport FC_HUGE_OFF, arena_new, arena_unref, fc_arena, fc_private, private_new, private_unref
+from fastcache_ext.arena cimport (
+    FC_HUGE_OFF, FC_MAX_PER_SLAB, arena_new, arena_unref, fc_arena, fc_private, fc_slabs, private_new, private_unref, slabs_read,
+)
 from fastcache_ext.atomics cimport fc_add32
 from fastcache_ext.checker cimport *
 from fastcache_ext.counters cimport (
@@ -208,8 +210,8 @@ cdef bint step(fc_replay *s) noexcept nogil:
     s.op = s.at
     if kind == T_BATCH:
         return batch(s, flags, aux, value)
-    if kind == T_TOKEN or kind == T_PIN or kind == T_UNPIN:
-        s.at += 1                       # no counter depends on it but through leases
+    if kind == T_TOKEN:
+        s.at += 1                       # no counter depends on it
         return True
     if kind == T_PHASE or kind == T_TIMED_OUT:
         s.at += 1
@@ -227,6 +229,11 @@ cdef bint step(fc_replay *s) noexcept nogil:
         return True
     if value < 0 or value >= s.c.table.n_keys:
         s.stop = STRANGE
+        return True
+    if kind == T_PIN or kind == T_UNPIN:
+        s.at += 1                       # no counter depends on it but through leases, and through who may trade
+        if s.c.table.cls_of[value] < 16:
+            s.c.table.n_pinned[s.c.table.cls_of[value]] += 1 if kind == T_PIN else -1
         return True
     if kind == T_RETRY:
         return retry(s, value, aux & 1)
@@ -259,14 +266,16 @@ cdef class Replay:
     cdef fc_arena *arena
     cdef bint by_hand
 
-    def __cinit__(self, layers, cls_of, class_slots, payload, policy, policies, bint by_hand):
-        """`layers`: experts per layer; `cls_of`: size class per key (bytes); `payload`: bytes per key; `policies`: names."""
+    def __cinit__(self, layers, cls_of, class_slots, payload, policy, policies, bint by_hand, slabs=None):
+        """`layers`: experts per layer; `cls_of`: size class per key (bytes); `payload`: bytes per key; `policies`: names;
+        `slabs`: what classes trade, as a store takes it."""
         cdef int64_t bytes_[16]
         cdef int32_t slots_[16]
         cdef int32_t *first
         cdef int32_t *ext_first
         cdef int64_t *span
         cdef fc_extent *extents
+        cdef fc_slabs plan
         cdef bytes classes = bytes(cls_of)
         cdef int32_t i, n = len(classes), n_extents = 0, n_layers = len(layers)
         cdef int error = 0
@@ -274,6 +283,8 @@ cdef class Replay:
             raise ValueError("layers, classes and sizes do not fit together")
         if any(count < 0 for count in class_slots) or sum(class_slots) > n:
             raise ValueError("a number of slots that no store of these experts has")
+        slabs_read(&plan, slabs)
+        plan.nbytes = FC_MAX_PER_SLAB * 4096       # address space: nothing is read
         for i in range(len(class_slots)):
             bytes_[i], slots_[i] = 4096, class_slots[i]
         first = <int32_t *>calloc(n_layers + 1, sizeof(int32_t))
@@ -290,7 +301,7 @@ cdef class Replay:
                     extents[n_extents].nbytes = payload[i]
                     n_extents += 1
                 ext_first[i + 1] = n_extents
-            self.arena = arena_new(bytes_, slots_, len(class_slots), FC_HUGE_OFF, 4096, &error)
+            self.arena = arena_new(bytes_, slots_, len(class_slots), &plan, FC_HUGE_OFF, 4096, &error)
             if self.arena != NULL:
                 self.s.c = core_new(self.arena, n_layers, first, <const uint8_t *><const char *>classes, POLICIES[policy],
                                     extents, n_extents, ext_first, span, NULL, 0, 1, 1 << 20, 1 << 20)

@@ -4,6 +4,7 @@ Owns Reporter, a Core. May import core, and everything below it.
 """
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 
 from fastcache_ext.arena import huge_bytes
 from fastcache_ext.counters import ERRORS, LAYER_NAMES, NAMES, PHASES
@@ -17,7 +18,7 @@ from fastcache_ext.counters cimport (
 )
 from fastcache_ext.monitor cimport core_lock, core_unlock
 from fastcache_ext.recorder cimport T_PHASE, note
-from fastcache_ext.table cimport table_check
+from fastcache_ext.table cimport fc_table, table_check, table_here
 from fastcache_ext.uring cimport uring_flags, uring_registered
 
 
@@ -147,9 +148,15 @@ cdef class Reporter(Core):
             arena_unref(a)
         if self.shutting:
             return dict(self.last or {})
+        trading = self._trading()
         return {
             "arena_bytes": a.nbytes,
-            "slots": a.n_slots,
+            "class_slots": trading[0],
+            "slab_bytes": a.slabs.nbytes,
+            "slabs": a.slabs.n,
+            "trades": trading[1],
+            "traded_out": trading[2],
+            "slots": sum(trading[0]),
             "leased_slots": leased,
             "populated_bytes": min(fc_load64(&a.populated), a.nbytes),
             "huge_bytes": huge,
@@ -165,6 +172,19 @@ cdef class Reporter(Core):
             "ring_flags": flags,
         }
 
+    def _trading(self):
+        """([slots that each class has now], slabs that have changed hands, residents evicted for that)."""
+        cdef fc_table *t = &self.c.table
+        cdef int64_t trades = 0, gone = 0
+        cdef int32_t n[16]
+        cdef int c
+        core_lock(self.c)
+        memcpy(n, t.n_of, sizeof(n))
+        if t.trading != NULL:
+            trades, gone = t.trading.trades, t.trading.given_up
+        core_unlock(self.c)
+        return [n[c] for c in range(self.c.arena.n_classes)], trades, gone
+
     def _vacant(self):
         """[slots that hold nothing] per class. Walks the slots."""
         cdef int32_t s
@@ -175,7 +195,7 @@ cdef class Reporter(Core):
             n[c] = 0
         core_lock(self.c)
         for s in range(self.c.table.n_slots):
-            n[self.c.arena.cls[s]] += self.c.table.key_of[s] < 0
+            n[self.c.arena.cls[s]] += self.c.table.key_of[s] < 0 and table_here(&self.c.table, s)
         core_unlock(self.c)
         return [n[c] for c in range(self.c.arena.n_classes)]
 

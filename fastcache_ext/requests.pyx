@@ -10,7 +10,6 @@ from fastcache_ext.atomics cimport fc_add32, fc_load32
 from fastcache_ext.counters cimport *
 from fastcache_ext.evidence cimport (
     evidence_absent, evidence_admit, evidence_demand, evidence_issued, evidence_joined, evidence_used, evidence_wait_begins,
-    evidence_wasted,
 )
 from fastcache_ext.ghosts cimport ghosts_hear
 from fastcache_ext.ioqueue cimport (
@@ -18,22 +17,16 @@ from fastcache_ext.ioqueue cimport (
 )
 from fastcache_ext.landing cimport finish
 from fastcache_ext.monitor cimport (
-    FC_MODE_DEMAND, FC_MODE_GUESS, FC_MODE_WARM, FC_NODE_DECLINED, FC_NODE_FAILED, FC_NODE_FLYING, FC_NODE_HELD,
+    FC_MODE_DEMAND, FC_MODE_GUESS, FC_NODE_DECLINED, FC_NODE_FAILED, FC_NODE_FLYING, FC_NODE_HELD,
     FC_NODE_NO_ROOM, fc_core, fc_node, fc_wait, node_is, node_set,
 )
-from fastcache_ext.policy cimport FC_FOR_DEMAND, FC_FOR_GUESS
 from fastcache_ext.recorder cimport (
-    FC_AS_DECLINED, FC_AS_HIT, FC_AS_JOIN, FC_AS_MISS, FC_AS_NO_ROOM, T_EVICTED, T_REFUSED, T_RETRY, T_SERVED, note,
+    FC_AS_DECLINED, FC_AS_HIT, FC_AS_JOIN, FC_AS_MISS, FC_AS_NO_ROOM, T_REFUSED, T_RETRY, T_SERVED, note,
     note_batch, note_request, note_single,
 )
-from fastcache_ext.table cimport (
-    FC_FROM_DEMAND, FC_FROM_PREFETCH, FC_INFLIGHT, FC_RESIDENT, fc_evicted, table_reserve,
-)
+from fastcache_ext.room cimport room_for
+from fastcache_ext.table cimport FC_FROM_DEMAND, FC_FROM_PREFETCH, FC_INFLIGHT, FC_RESIDENT
 from fastcache_ext.threads cimport *
-
-cdef enum:
-    CROWD = 8               # guesses under way evict while they hold less than one slot in so many ...
-    FEW = 4                 # ... or than so many, in a small cache, if that is less than half of it
 
 
 cdef void leave(fc_core *c) noexcept nogil:
@@ -202,30 +195,17 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
     attach(w, node, load)
 
 
-cdef inline bint crowded(fc_core *c, int32_t key) noexcept nogil:
-    """Whether a guess would have to evict, while guesses under way hold their share of the slots: they crowd demands out."""
-    cdef int cls = c.table.cls_of[key]
-    cdef int32_t slots
-    if cls >= c.arena.n_classes or c.table.free_head[cls] >= 0 or c.guessed[cls] == 0:
-        return False
-    slots = c.arena.class_first[cls + 1] - c.arena.class_first[cls]
-    return c.guessed[cls] >= min(max(slots // CROWD, <int32_t>FEW), slots // 2)
-
-
 cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcept nogil:
     """Begin the load of a key that is neither resident nor on its way. False: no room, and no private buffer given."""
     cdef fc_counters *n = &c.counters
-    cdef int32_t key = node.key, slot = -1, i
+    cdef int32_t key = node.key, slot, i, displaced
     cdef bint demand = w.mode == FC_MODE_DEMAND
-    cdef bint careful = w.mode == FC_MODE_GUESS or w.mode == FC_MODE_WARM
     cdef int origin = FC_FROM_DEMAND if demand else FC_FROM_PREFETCH
-    cdef fc_evicted evicted
     cdef fc_load *load = NULL
     if demand and not node.asked:
         hear(c, key, -1)
         node.asked = 1
-    if w.mode != FC_MODE_GUESS or not crowded(c, key):
-        slot = table_reserve(&c.table, key, origin, FC_FOR_GUESS if careful else FC_FOR_DEMAND, c.generation + 1, &evicted)
+    slot = room_for(c, key, origin, w.mode, &displaced)
     if slot >= 0:
         load = &c.loads[slot]
     elif priv != NULL:
@@ -234,18 +214,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
         node_set(node, FC_NODE_NO_ROOM)
         return False
     c.generation += 1
-    if slot >= 0 and evicted.key >= 0:
-        note(c.recorder, T_EVICTED, evicted.unread | evicted.origin << 1, 0, evicted.key)
     count_begin(n)
-    if slot >= 0 and evicted.key >= 0:
-        count(n, C_EVICTIONS, 1)
-        count(n, C_RESIDENT_EXPERTS, -1)
-        count_layer(n, c.table.layer_of[evicted.key], L_EVICTIONS, 1)
-        if evicted.unread and evicted.origin == FC_FROM_PREFETCH:
-            count(n, C_WASTED, 1)
-            count_layer(n, c.table.layer_of[evicted.key], L_WASTED, 1)
-            count(n, C_UNREAD_RESIDENT, -1)
-            evidence_wasted(&c.evidence, slot)
     if demand:
         count(n, C_REQUESTS, 1)
         count(n, C_MISSES, 1)
@@ -294,7 +263,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     if demand:
         evidence_absent(&c.evidence, key, load.payload)
     else:
-        evidence_issued(&c.evidence, w.predictor, slot, c.table.layer_of[key], key, load.payload, evicted.key)
+        evidence_issued(&c.evidence, w.predictor, slot, c.table.layer_of[key], key, load.payload, displaced)
     attach(w, node, load)
     if c.by_hand:
         return True                         # a caller that waits will claim it

@@ -14,7 +14,7 @@ from libc.stdlib cimport calloc, free
 from fastcache_ext.order cimport (
     fc_order, order_append, order_first, order_free, order_heard, order_init, order_leave, order_returned,
 )
-from fastcache_ext.policy cimport fc_policy
+from fastcache_ext.policy cimport all_slots, fc_policy
 
 cdef enum:
     SMALL = 0
@@ -31,7 +31,6 @@ ctypedef struct s3_state:
     uint8_t *missed         # [n_keys] a demand came while it was not resident
     int64_t *ghost          # [n_keys] which arrival in its class's ghost it was, or NOT_IN_GHOST
     int64_t *ghosts         # [n_classes] arrivals in the ghost so far
-    int32_t *capacity       # [n_classes]
     int32_t *small          # [n_classes] slots in the small queue, leased ones too
     int32_t leaving         # what victim() named last: if it is forgotten now, then because it was given up
 
@@ -49,21 +48,19 @@ cdef int s3fifo_init(fc_policy *p) noexcept nogil:
     u.missed = <uint8_t *>calloc(p.v.n_keys + 1, 1)
     u.ghost = <int64_t *>calloc(p.v.n_keys + 1, sizeof(int64_t))
     u.ghosts = <int64_t *>calloc(p.v.n_classes + 1, sizeof(int64_t))
-    u.capacity = <int32_t *>calloc(p.v.n_classes + 1, sizeof(int32_t))
     u.small = <int32_t *>calloc(p.v.n_classes + 1, sizeof(int32_t))
-    if (u.freq == NULL or u.guessed == NULL or u.missed == NULL or u.ghost == NULL or u.ghosts == NULL or u.capacity == NULL
+    if (u.freq == NULL or u.guessed == NULL or u.missed == NULL or u.ghost == NULL or u.ghosts == NULL
             or u.small == NULL or order_init(&u.order, &p.v, 2) != 0):
         destroy(p)
         return -ENOMEM
     for i in range(p.v.n_keys):
         u.ghost[i] = NOT_IN_GHOST
-    for i in range(p.v.n_slots):
-        u.capacity[p.v.cls[i]] += 1
     p.request = request
     p.admit = admit
     p.victim = victim
     p.forget = forget
     p.released = released
+    p.rate = rate
     return 0
 
 
@@ -77,7 +74,6 @@ cdef void destroy(fc_policy *p) noexcept nogil:
     free(u.missed)
     free(u.ghost)
     free(u.ghosts)
-    free(u.capacity)
     free(u.small)
     free(u)
     p.state = NULL
@@ -113,12 +109,20 @@ cdef void request(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:
 cdef void admit(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:
     cdef s3_state *u = <s3_state *>p.state
     cdef int c = p.v.cls[slot]
-    cdef int64_t room = u.capacity[c] - u.capacity[c] // SMALL_SHARE
+    cdef int64_t room = p.v.capacity[c] - p.v.capacity[c] // SMALL_SHARE
     cdef bint known = u.ghost[key] != NOT_IN_GHOST and u.ghosts[c] - u.ghost[key] <= room
     u.ghost[key] = NOT_IN_GHOST
     u.guessed[slot] = not u.missed[key]
     u.missed[key] = 0
     enter(u, c, MAIN if known else SMALL, slot, 0)
+
+
+cdef double rate(fc_policy *p, int32_t slot) noexcept nogil:
+    """Uses that count since it entered its queue, with the one that the main queue was entered for, and half a one more. A newcomer
+    is one of which not much is known."""
+    cdef s3_state *u = <s3_state *>p.state
+    cdef bint in_main = u.order.queue[slot] == 2 * p.v.cls[slot] + MAIN
+    return (u.freq[slot] + in_main + 0.5) / max(u.clock - u.order.minor[slot], all_slots(p))
 
 
 cdef void forget(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:
@@ -139,7 +143,7 @@ cdef int32_t victim(fc_policy *p, int cls, int mode) noexcept nogil:
     cdef int32_t s
     cdef int which
     while True:
-        which = SMALL if SMALL_SHARE * u.small[cls] >= u.capacity[cls] else MAIN
+        which = SMALL if SMALL_SHARE * u.small[cls] >= p.v.capacity[cls] else MAIN
         s = order_first(p, &u.order, 2 * cls + which, mode)
         if s < 0:
             which = 1 - which

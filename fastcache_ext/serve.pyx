@@ -17,7 +17,7 @@ from fastcache_ext.handles cimport Prefetch, Ready
 from fastcache_ext.hold cimport Hold
 from fastcache_ext.monitor cimport *
 from fastcache_ext.requests cimport core_hit, core_hit_many
-from fastcache_ext.table cimport FC_RESIDENT
+from fastcache_ext.table cimport FC_RESIDENT, table_here
 from fastcache_ext.views cimport ExpertLease
 
 cdef const int32_t *FORKS = fork_word()
@@ -191,7 +191,7 @@ cdef class Server(Guesser):
                         for s in range(a.class_first[c], a.class_first[c + 1]):
                             if room[c] == k.n:
                                 break
-                            room[c] += fc_load32(&a.leases[s]) == 0
+                            room[c] += fc_load32(&a.leases[s]) == 0 and table_here(&self.c.table, s)
             core_lock(self.c)
             for i in range(k.n):
                 s = slot[i] = self.c.table.slot_of[k.keys[i]]
@@ -295,7 +295,7 @@ cdef class Server(Guesser):
                 wanted[self.c.table.cls_of[k.keys[i]]] += 1
         core_unlock(self.c)
         for c in range(256):
-            slots = self.c.arena.class_first[c + 1] - self.c.arena.class_first[c] if c < self.c.arena.n_classes else 0
+            slots = self.c.table.n_of[c] if c < self.c.arena.n_classes else 0
             if wanted[c] and (slots == 0 or self.c.table.n_pinned[c] + wanted[c] >= slots):
                 raise self._error(FC_EPINS, None, None, None, 0, wanted[c],
                                   slots - self.c.table.n_pinned[c] if slots else 0)

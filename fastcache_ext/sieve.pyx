@@ -12,7 +12,7 @@ from libc.stdlib cimport calloc, free
 from fastcache_ext.order cimport (
     fc_order, order_append, order_first, order_free, order_init, order_leave, order_returned,
 )
-from fastcache_ext.policy cimport FC_FOR_DEMAND, FC_FOR_GUESS, fc_policy
+from fastcache_ext.policy cimport FC_FOR_DEMAND, FC_FOR_GUESS, all_slots, fc_policy
 
 cdef enum:
     GUESS_WALK = 64         # unread slots that the hand passes for one guess
@@ -21,11 +21,13 @@ ctypedef struct sieve_state:
     fc_order order          # of class c: queues 2 * c and 2 * c + 1
     int64_t clock           # admissions; a slot's minor is the clock at its own
     uint8_t *marked         # [n_slots]
+    uint8_t *kept           # [n_slots] the hand has taken a mark off
     uint8_t *guessed        # [n_slots] loaded for a guess, and no demand has come yet
     uint8_t *missed         # [n_keys] a demand came while it was not resident
     int32_t *older          # [n_slots] neighbours by admission, whatever is leased; -1
     int32_t *newer
     int32_t *newest         # [n_classes] slot or -1
+    int64_t *last           # [n_classes] clock at the last admission
     int64_t *hand           # [n_classes] it has passed what is not newer than this clock; 0 at the start of a round
     uint8_t *ahead          # [n_classes] which of the two queues the hand has yet to meet
 
@@ -38,6 +40,8 @@ cdef int sieve_init(fc_policy *p) noexcept nogil:
     p.state = u
     p.destroy = destroy
     u.marked = <uint8_t *>calloc(n + 1, 1)
+    u.kept = <uint8_t *>calloc(n + 1, 1)
+    u.last = <int64_t *>calloc(p.v.n_classes + 1, sizeof(int64_t))
     u.guessed = <uint8_t *>calloc(n + 1, 1)
     u.missed = <uint8_t *>calloc(p.v.n_keys + 1, 1)
     u.older = <int32_t *>calloc(n + 1, sizeof(int32_t))
@@ -45,8 +49,8 @@ cdef int sieve_init(fc_policy *p) noexcept nogil:
     u.newest = <int32_t *>calloc(p.v.n_classes + 1, sizeof(int32_t))
     u.hand = <int64_t *>calloc(p.v.n_classes + 1, sizeof(int64_t))
     u.ahead = <uint8_t *>calloc(p.v.n_classes + 1, 1)
-    if (u.marked == NULL or u.guessed == NULL or u.missed == NULL or u.older == NULL or u.newer == NULL or u.newest == NULL
-            or u.hand == NULL or u.ahead == NULL or order_init(&u.order, &p.v, 2) != 0):
+    if (u.last == NULL or u.marked == NULL or u.kept == NULL or u.guessed == NULL or u.missed == NULL or u.older == NULL
+            or u.newer == NULL or u.newest == NULL or u.hand == NULL or u.ahead == NULL or order_init(&u.order, &p.v, 2) != 0):
         destroy(p)
         return -ENOMEM
     for c in range(p.v.n_classes):
@@ -56,6 +60,7 @@ cdef int sieve_init(fc_policy *p) noexcept nogil:
     p.victim = victim
     p.forget = forget
     p.released = released
+    p.rate = rate
     return 0
 
 
@@ -65,6 +70,8 @@ cdef void destroy(fc_policy *p) noexcept nogil:
         return
     order_free(&u.order)
     free(u.marked)
+    free(u.kept)
+    free(u.last)
     free(u.guessed)
     free(u.missed)
     free(u.older)
@@ -107,6 +114,8 @@ cdef void admit(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:
         new_round(u, c)
     u.clock += 1
     u.marked[slot] = 0
+    u.kept[slot] = 0
+    u.last[c] = u.clock
     u.guessed[slot] = not u.missed[key]
     u.missed[key] = 0
     u.older[slot] = u.newest[c]
@@ -115,6 +124,13 @@ cdef void admit(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:
         u.newer[u.newest[c]] = slot
     u.newest[c] = slot
     order_append(&u.order, queue_ahead(u, c), slot, 0, u.clock)
+
+
+cdef double rate(fc_policy *p, int32_t slot) noexcept nogil:
+    """Its mark, and that the hand has taken one off, count a use each, and half a one more. The hand comes by at no known time, so
+    all are as old; but a class that admits nobody is used less and less."""
+    cdef sieve_state *u = <sieve_state *>p.state
+    return (u.marked[slot] + u.kept[slot] + 0.5) / (all_slots(p) + u.clock - u.last[p.v.cls[slot]])
 
 
 cdef void forget(fc_policy *p, int32_t key, int32_t slot) noexcept nogil:
@@ -154,6 +170,7 @@ cdef int32_t victim(fc_policy *p, int cls, int mode) noexcept nogil:
             walked += 1
         elif u.marked[s]:
             u.marked[s] = 0
+            u.kept[s] = 1
         else:
             u.hand[cls] = u.order.minor[s] - 1      # past what is leased before it
             return s

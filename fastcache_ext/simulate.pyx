@@ -7,12 +7,15 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
-from fastcache_ext.arena cimport FC_HUGE_OFF, FC_MAX_CLASSES, arena_new, arena_unref, fc_arena, lease_drop, lease_take
+from fastcache_ext.arena cimport (
+    FC_HUGE_OFF, FC_MAX_CLASSES, FC_MAX_PER_SLAB, arena_new, arena_unref, fc_arena, fc_slabs, lease_drop, lease_take, slabs_read,
+)
 from fastcache_ext.policy cimport FC_FOR_DEMAND
 from fastcache_ext.policy import NAMES as POLICIES
 from fastcache_ext.table cimport (
     FC_FROM_DEMAND, fc_evicted, fc_table, table_check, table_destroy, table_init, table_publish, table_reserve,
 )
+from fastcache_ext.trade cimport trade_for, trade_refused
 
 
 cdef class Simulator:
@@ -27,7 +30,10 @@ cdef class Simulator:
     nbytes : int64 buffer [keys]
         Bytes of each key, for `bytes_missed`.
     class_slots : sequence of int
+        Those outside slabs.
     policy : str
+    slabs : None or tuple
+        What classes trade, as a store takes it.
     """
     cdef fc_table t
     cdef fc_arena *arena
@@ -42,7 +48,7 @@ cdef class Simulator:
     cdef readonly int64_t pass_throughs
     cdef readonly int64_t bytes_missed
 
-    def __cinit__(self, layer_first, cls_of, nbytes, class_slots, policy):
+    def __cinit__(self, layer_first, cls_of, nbytes, class_slots, policy, slabs=None):
         cdef int64_t one[FC_MAX_CLASSES]
         cdef int32_t counts[FC_MAX_CLASSES]
         cdef bytes first = memoryview(layer_first).cast("B").tobytes()
@@ -50,6 +56,7 @@ cdef class Simulator:
         cdef bytes sizes = memoryview(nbytes).cast("B").tobytes()
         cdef const int32_t *edges = <const int32_t *><const char *>first
         cdef int32_t layers = len(first) // 4 - 1, k, n_keys
+        cdef fc_slabs plan
         cdef int error = 0
         if layers < 0 or len(class_slots) > FC_MAX_CLASSES:
             raise ValueError("no layers, or too many classes")
@@ -58,7 +65,9 @@ cdef class Simulator:
             raise ValueError("cls_of and nbytes need one entry per key")
         for i in range(len(class_slots)):
             one[i], counts[i] = 1, class_slots[i]
-        self.arena = arena_new(one, counts, len(class_slots), FC_HUGE_OFF, 1, &error)
+        slabs_read(&plan, slabs)
+        plan.nbytes = FC_MAX_PER_SLAB
+        self.arena = arena_new(one, counts, len(class_slots), &plan, FC_HUGE_OFF, 1, &error)
         self.slots = <int32_t *>calloc(n_keys + 1, sizeof(int32_t))
         self.nbytes = <int64_t *>calloc(n_keys + 1, sizeof(int64_t))
         self.asked = <int64_t *>calloc(n_keys + 1, sizeof(int64_t))
@@ -148,9 +157,11 @@ cdef class Simulator:
                 continue
             self.misses += 1
             self.bytes_missed += self.nbytes[keys[i]]
+            self.evictions += max(trade_for(&self.t, keys[i], self.misses), 0)
             slot = table_reserve(&self.t, keys[i], FC_FROM_DEMAND, FC_FOR_DEMAND, self.misses, &evicted)
             self.slots[i] = ~slot                   # below 0 where a read has to land
             if slot < 0:
+                trade_refused(&self.t, keys[i])
                 self.slots[i] = self.t.n_slots      # pass-through: a buffer of its own
                 self.pass_throughs += 1
                 continue
@@ -165,6 +176,22 @@ cdef class Simulator:
         for i in range(n):
             if self.slots[i] < self.t.n_slots:
                 lease_drop(self.arena, self.slots[i])
+
+    def bytes_resident(self):
+        """Return the bytes of the experts that are here."""
+        cdef int32_t k
+        cdef int64_t total = 0
+        for k in range(self.t.n_keys):
+            total += self.nbytes[k] if self.t.slot_of[k] >= 0 else 0
+        return total
+
+    def trading(self):
+        """Return ([slots that each class has now], slabs that have changed hands, residents evicted for that)."""
+        cdef int c
+        cdef int64_t trades = 0, gone = 0
+        if self.t.trading != NULL:
+            trades, gone = self.t.trading.trades, self.t.trading.given_up
+        return [self.t.n_of[c] for c in range(self.arena.n_classes)], trades, gone
 
     def check(self):
         """0, or the number of the table's invariant that does not hold."""

@@ -31,8 +31,9 @@ FASTCACHE = {
     "layout": "errors keys formats numpy ml_dtypes",
     "sources": "errors keys layout numpy typing_extensions",
     "placement": "errors keys layout numpy",
+    "slabs": "placement",
     "inventory": "errors keys formats layout sources placement numpy",
-    "sizing": "budget inventory memory placement settings units numpy",
+    "sizing": "budget inventory memory placement settings units numpy slabs",
     "sidecar": "errors fingerprint inventory placement numpy fastcache_ext",  # its CRC alone
     "assembly": "errors units formats settings sidecar describe inventory placement sizing numpy",
     "waves": "",
@@ -47,12 +48,13 @@ FASTCACHE = {
     "integrity": "errors failures fingerprint inventory keys settings sidecar store numpy",
     "recording": "errors units settings inventory sizing traces face numpy fastcache_ext",  # of face, the version
     "metrics": "describe errors reports stats store prometheus_client",
-    "traces": "errors keys units budget memory layout placement rawread numpy matplotlib fastcache_ext",
+    "traces": "errors keys units budget memory layout placement slabs rawread numpy matplotlib fastcache_ext",
     "quant": "errors formats numpy ml_dtypes gguf",
     "linear": "errors formats quant numpy",
     "moe": "errors keys units formats layout quant linear trunk predictors settings store opening numpy ml_dtypes "
     "tokenizers",
-    "__init__": "errors keys sources stats store linear opening",
+    "registering": "layout moe",
+    "__init__": "errors keys layout sources stats store linear opening registering",
     "fixture": "numpy",
     "rawread": "numpy",
     "demo": "budget face moe predictors fixture rawread numpy",
@@ -84,6 +86,8 @@ EXT = {
     "crc": "cpython",
     "sums": "crc",
     "table": "policy arena counters",
+    "trade": "arena policy table",
+    "room": "counters evidence monitor policy recorder table trade",
     "ghost": "policy",
     "stack": "",
     "ghosts": "ghost stack threads",
@@ -95,7 +99,7 @@ EXT = {
     "uring": "ioqueue liburing ring threads posix std",
     "monitor": "threads counters evidence ghosts arena policy sums table ioqueue landing recorder",
     "landing": "threads counters evidence arena sums table ioqueue files monitor recorder",  # of monitor, its structs
-    "requests": "threads counters evidence ghosts arena policy table ioqueue monitor landing recorder",
+    "requests": "threads counters evidence ghosts arena policy table ioqueue monitor landing recorder room",
     "auto": "arena ioqueue policy table monitor ghosts recorder threads",
     "worker": "arena monitor landing auto ghosts threads uring",
     "hold": "arena monitor",
@@ -113,12 +117,13 @@ EXT = {
     "lender": "arguments hold report views",
     "guesses": "evidence ioqueue monitor threads uring lender std",
     "handles": "arena ioqueue monitor requests arguments batch lender views",
-    "simulate": "arena table policy cpython",
+    "simulate": "arena table trade policy cpython",
     "belady": "cpython",
     "distances": "cpython",
     "serve": "arena table core given monitor requests hold batch arguments lender guesses handles views",
     "scripted": "evidence arena table policy ioqueue monitor landing requests core hold batch views serve threads "
     "posix cpython std",
+    "driven": "arena table trade policy threads std",
 }
 EVERYWHERE = {"fastcache": {"std"}, "fastcache_ext": {"libc", "cython", "atomics"}}
 MAX_LINES = 400

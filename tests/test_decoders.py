@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fastcache import moe
+from fastcache.errors import CheckpointNotFound
 from fastcache.layout.families import FAMILIES as LAYOUTS
 from fastcache.moe.decoder import DECODERS
 
@@ -113,3 +114,20 @@ def test_streaming_equals_resident_bit_for_bit(family, engine):
 
 def test_every_decoder_has_a_recorded_case():
     assert set(DECODERS) == set(FAMILIES) - {"kimi_k2"}  # which is a deepseek_v3
+
+
+def test_what_is_no_number_of_tokens_or_no_temperature_is_refused_at_the_call():
+    with moe.load(case("mixtral") / "f32", experts="resident") as model:
+        with pytest.raises(TypeError, match="max_tokens must be an integer; got 2.5"):
+            model.generate([1], max_tokens=2.5)
+        with pytest.raises(ValueError, match="max_tokens must be at least 0; got -1"):
+            model.generate([1], max_tokens=-1)
+        with pytest.raises(ValueError, match="finite; got inf"):
+            model.generate([1], max_tokens=1, temperature=float("inf"))
+        with pytest.raises(ValueError, match="at least one token id"):
+            model.forward([])
+        with pytest.raises(ValueError, match="ids must be integers; got float64"):
+            model.forward([1.5])
+        assert list(model.generate([1], max_tokens=0)) == []
+    with pytest.raises(CheckpointNotFound, match="path of the checkpoint is empty"):
+        moe.load("")

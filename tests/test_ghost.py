@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastcache_ext.driven import Table
 from fastcache_ext.policy import NAMES
-from fastcache_ext.scripted import Table
 from fastcache_ext.watch import Watch
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces"

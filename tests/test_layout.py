@@ -214,7 +214,10 @@ def test_the_layout_is_found_per_layer(tmp_path):
     ]
     layout = build_layout(file_of(tmp_path, entries, qwen(4, 2)))
     assert list(expert_views(layout, 0, 0)) == ["gate", "up", "down"]
-    assert set(expert_views(layout, 1, 0)) == {"gate_up_proj", "down_proj"}
+    views = expert_views(layout, 1, 3)
+    assert list(views) == ["gate", "up", "down", "gate_up_proj", "down_proj"]
+    assert bits(views["up"]) == bits(as_numbers(entries[-2])[3, 4:])
+    assert bits(views["down"]) == bits(as_numbers(entries[-1])[3])
     mixed = [*entries, *split_experts([1], 4)]
     with pytest.raises(UnsupportedCheckpoint, match="layer 1 mixes fused tensors and tensors per expert"):
         build_layout(file_of(tmp_path, mixed, qwen(4, 2)))
@@ -288,7 +291,8 @@ def test_an_unknown_family_has_stored_names_unless_the_names_say_what_they_are(t
 def test_a_family_is_told_by_its_names_only_where_no_config_says_another(tmp_path):
     entries = split_experts([0], 2, modules=("w1", "w2", "w3"), block="block_sparse_moe.experts")
     assert build_layout(file_of(tmp_path, entries)).family == "mixtral"
-    assert build_layout(file_of(tmp_path, entries, {"model_type": "phimoe"})).family == "unknown"
+    assert build_layout(file_of(tmp_path, entries, {"model_type": "phimoe"})).family == "phimoe"
+    assert build_layout(file_of(tmp_path, entries, {"model_type": "made_up"})).family == "unknown"
 
 
 def test_a_config_of_a_model_that_also_sees_has_its_numbers_inside(tmp_path):

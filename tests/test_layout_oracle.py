@@ -1,5 +1,6 @@
 """layout on checkpoints that transformers wrote: each label holds what the reference reader finds under its name."""
 
+import json
 from pathlib import Path
 
 import ml_dtypes
@@ -8,20 +9,29 @@ import pytest
 import safetensors
 from checkpoints import expert_views
 
-from fastcache.errors import UnsupportedCheckpoint
+from fastcache.errors import CheckpointError, UnsupportedCheckpoint
 from fastcache.layout.build import build_layout
+from fastcache.moe import load_block
 
 DTYPES = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F8_E4M3": ml_dtypes.float8_e4m3fn, "U8": np.uint8}
 OURS = Path(__file__).parent / "data"
 SHARED = Path(__file__).parents[2] / "shared" / "oracle" / "cases"
 PROJ = {"gate": "mlp.experts.{}.gate_proj", "up": "mlp.experts.{}.up_proj", "down": "mlp.experts.{}.down_proj"}
 W123 = {role: f"block_sparse_moe.experts.{{}}.{w}" for role, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))}
+AS_QWEN = ("qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "ernie4_5_moe")
 SPLIT = {  # family -> stored module of each role
-    "mixtral": W123,
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "kimi_k2"), PROJ),
+    **dict.fromkeys(("mixtral", "phimoe", "minimax_m2"), W123),
+    **dict.fromkeys((*AS_QWEN, "hunyuan_v1_moe"), PROJ),
+    "jamba": {role: name.replace("mlp", "feed_forward") for role, name in PROJ.items()},
+    "lfm2_moe": {role: name.replace("block_sparse_moe", "feed_forward") for role, name in W123.items()},
 }
-CASES = [(family, kind) for family in (*SPLIT, "gpt_oss", "granitemoe") for kind in ("f32", "bf16")]
-MOE_LAYERS = {"qwen3_moe": [0, 2], "deepseek_v2": [1, 2], "deepseek_v3": [1, 2], "kimi_k2": [1, 2]}
+FUSED = ("gpt_oss", "granitemoe", "llama4_text", "dbrx")
+CASES = [(family, kind) for family in (*SPLIT, *FUSED) for kind in ("f32", "bf16")]
+MOE_LAYERS = {
+    "qwen3_moe": [0, 2],
+    "jamba": [1, 3],
+    **{name: [1, 2] for name in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "ernie4_5_moe", "lfm2_moe")},
+}
 
 
 def case(family, kind):
@@ -56,10 +66,14 @@ def test_each_label_is_the_tensor_that_the_reference_reads(family, kind):
         assert len(experts) == 8
         for expert in range(8):
             views = expert_views(layout, layer, expert)
-            for label, array in expected(family, full, f"model.layers.{layer}.", expert).items():
+            for label, array in expected(family, full, prefix(family, layer), expert).items():
                 same(views.pop(label), array)
             assert not views
             assert not experts.records[0].refused
+
+
+def prefix(family, layer):
+    return f"transformer.blocks.{layer}." if family == "dbrx" else f"model.layers.{layer}."
 
 
 def expected(family, full, layer, e):
@@ -79,6 +93,16 @@ def expected(family, full, layer, e):
             "down_proj": down,
             "down_proj_bias": down_bias,
         }
+    if family == "llama4_text":
+        both = full[layer + "feed_forward.experts.gate_up_proj"][e]
+        down = full[layer + "feed_forward.experts.down_proj"][e]
+        half = both.shape[1] // 2
+        named = {"gate_up_proj": both, "down_proj": down}
+        return {"gate": both[:, :half].T, "up": both[:, half:].T, "down": down.T, **named}
+    if family == "dbrx":
+        named = {f"mlp.{w}": full[f"{layer}ffn.experts.mlp.{w}"] for w in ("w1", "v1", "w2")}
+        named = {name: rows[len(rows) // 8 * e : len(rows) // 8 * (e + 1)] for name, rows in named.items()}
+        return {"gate": named["mlp.w1"], "up": named["mlp.v1"], "down": named["mlp.w2"].T, **named}
     if family == "granitemoe":
         both = full[layer + "block_sparse_moe.input_linear.weight"][e]
         down = full[layer + "block_sparse_moe.output_linear.weight"][e]
@@ -134,31 +158,49 @@ def test_mxfp4_is_served_as_stored_and_its_biases_are_plain():
     assert '"down_proj_blocks" (U8), "down_proj_scales" (U8): use fastcache.linear(x, lease, "down")' in refused["down"]
 
 
-@pytest.mark.parametrize(
-    ("family", "labels"),
-    [
-        ("lfm2_moe", {"w1.weight", "w2.weight", "w3.weight"}),
-        ("minimax_m2", {"w1.weight", "w2.weight", "w3.weight"}),
-        ("llama4_text", {"gate_up_proj", "down_proj"}),
-        ("jamba", {"gate", "up", "down"}),
-        ("glm4_moe", {"gate", "up", "down"}),
-    ],
-)
-def test_a_family_without_a_row_is_served_as_unknown(family, labels):
-    path = case(family, "f32")
-    layout, full = build_layout(path), stored(path)
-    assert layout.family == "unknown"
-    layer = next(iter(layout.layers))
-    for expert in range(8):
-        views = expert_views(layout, layer, expert)
-        assert set(views) == labels
-        if family == "llama4_text":
-            same(views["down_proj"], full[f"model.layers.{layer}.feed_forward.experts.down_proj"][expert])
+def unknown(path, to):
+    """Return a copy of the checkpoint whose config says a model_type that has no row."""
+    for file in path.iterdir():
+        (to / file.name).symlink_to(file)
+    config = json.loads((path / "config.json").read_text())
+    (to / "config.json").unlink()
+    (to / "config.json").write_text(json.dumps({**config, "model_type": "made_up"}))
+    return to
 
 
-def test_a_family_whose_experts_are_stacked_in_two_dimensions_is_refused():
-    with pytest.raises(UnsupportedCheckpoint, match="no routed experts.*'dbrx'"):
-        build_layout(case("dbrx", "f32"))
+@pytest.mark.parametrize("family", [*SPLIT, *FUSED])
+def test_a_family_without_a_row_is_served_as_unknown(family, tmp_path):
+    layout = build_layout(case(family, "f32"))
+    served = build_layout(unknown(case(family, "f32"), tmp_path))
+    assert served.family == "unknown"
+    assert list(served.layers) == list(layout.layers)
+    assert served.trunk.keys() == layout.trunk.keys()
+    for layer in served.layers:
+        for expert in range(8):
+            views, known = expert_views(served, layer, expert), expert_views(layout, layer, expert)
+            if set(SPLIT.get(family, {}).values()) & {*PROJ.values(), *SPLIT["jamba"].values()}:
+                assert list(views) == ["gate", "up", "down"]  # as the names say
+            elif family in SPLIT:
+                assert set(views) == {"w1.weight", "w2.weight", "w3.weight"}
+                known = {"w1.weight": known["gate"], "w3.weight": known["up"], "w2.weight": known["down"]}
+            else:
+                assert not set(views) & {"gate", "up", "down"}
+            for label, array in views.items():
+                same(array, known[label])
+    with pytest.raises(UnsupportedCheckpoint, match="forward is not available for the family 'unknown'"):
+        load_block(served, next(iter(served.layers)), experts="resident")
+
+
+def test_what_all_experts_share_in_two_dimensions_is_cut_by_the_config_alone(tmp_path):
+    path = unknown(case("dbrx", "f32"), tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    for model_type in ("dbrx", "made_up"):
+        (path / "config.json").write_text(json.dumps({**config, "model_type": model_type, "ffn_config": {}}))
+        with pytest.raises(CheckpointError, match="layer 0: mlp.* holds all experts.*does not say how many"):
+            build_layout(path)
+    (path / "config.json").write_text(json.dumps({**config, "ffn_config": {"moe_num_experts": 7}}))
+    with pytest.raises(CheckpointError, match=r"layer 0: rows of .*mlp.w1 \[256, 64\].* are no multiple of 7 experts"):
+        build_layout(path)
 
 
 def test_the_recorded_numbers_are_there():

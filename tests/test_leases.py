@@ -204,9 +204,10 @@ def test_an_expert_in_several_places_has_a_buffer_all_the_same(disk, engine):
 
 def test_encoded_and_fused_tensors_are_refused_by_their_plain_name_with_a_hint(disk, engine):
     packed = [
-        tensor(f"model.layers.0.mlp.experts.{e}.{m}_proj.weight_packed", "U8", (4, 8), e, m)
+        tensor(f"model.layers.0.mlp.experts.{e}.{m}_proj.weight_{part}", "U8", shape, e, m, part)
         for e in range(2)
         for m in ("gate", "up", "down")
+        for part, shape in (("packed", (32, 16)), ("scale", (32, 1)))
     ]
     path = moe_dir(disk / "encoded", [packed], qwen(2, 1))
     with fastcache.open(path, "all", engine=engine) as store:

@@ -238,8 +238,8 @@ def test_deepseek_without_a_shared_expert_has_none(tmp_path):
 
 
 def test_an_unknown_family_is_refused_and_told_what_works(tmp_path):
-    with pytest.raises(UnsupportedCheckpoint, match=r"not available for the family 'jamba'.*mixtral.*bytes are served"):
-        load_block(write(tmp_path, family="jamba"), 0, experts="resident")
+    with pytest.raises(UnsupportedCheckpoint, match=r"the family 'mellum'.*mixtral.*bytes are served"):
+        load_block(write(tmp_path, family="mellum"), 0, experts="resident")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,15 @@ from fastcache.moe.families import FORWARDS
 
 CASES = (Path(__file__).parent / "data", Path(__file__).parents[2] / "shared" / "oracle" / "cases")
 FAMILIES = (
+    "dbrx",
+    "ernie4_5_moe",
+    "glm4_moe",
+    "hunyuan_v1_moe",
+    "jamba",
+    "lfm2_moe",
+    "llama4_text",
+    "minimax_m2",
+    "phimoe",
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
@@ -116,6 +125,6 @@ def test_a_dense_layer_is_an_unknown_expert_that_names_the_others():
         load_block(case("qwen3_moe") / "f32", 1, experts="resident")
 
 
-def test_every_forward_has_a_layout_and_a_recorded_case():
+def test_every_forward_has_a_layout_and_every_recorded_case_a_forward():
     assert set(FORWARDS) <= {family.name for family in LAYOUTS}
-    assert set(FORWARDS) == set(FAMILIES) - {"kimi_k2"}  # which is a deepseek_v3
+    assert set(FORWARDS) >= set(FAMILIES) - {"kimi_k2"}  # which is a deepseek_v3

@@ -234,7 +234,7 @@ def test_what_is_read_again_is_compared(model, out):
 
 def test_fused_experts_and_gguf_are_refused_plainly(disk, out):
     fused = [
-        tensor("model.layers.0.mlp.experts.gate_up_proj", "BF16", (4, 64, 128), 1),
+        tensor("model.layers.0.mlp.experts.gate_up_proj", "BF16", (4, 128, 64), 1),
         tensor("model.layers.0.mlp.experts.down_proj", "BF16", (4, 64, 64), 2),
     ]
     source = moe_dir(disk / "fused", [fused], {**qwen(4, 1), "hidden_size": 64, "moe_intermediate_size": 64})

@@ -6,8 +6,8 @@ from collections import OrderedDict
 import pytest
 from models import REFERENCES, History
 
+from fastcache_ext.driven import Table
 from fastcache_ext.policy import NAMES
-from fastcache_ext.scripted import Table
 
 DEMAND, GUESS = 0, 1
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastcache_ext.driven import Table
 from fastcache_ext.policy import NAMES
-from fastcache_ext.scripted import Table
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
 FRACTIONS = (0.03, 0.05, 0.10, 0.15, 0.20)

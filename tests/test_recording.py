@@ -286,7 +286,7 @@ def test_a_recording_of_sizes_in_classes_says_which_expert_needs_which(disk, tmp
             store.acquire_many(1, [0, 1]).release()
         header = open_records(tmp_path / "trace")[0]
         assert header.expert_nbytes == (3000, 3000, 0, 3000, 9000, 9000, 9000, 9000)
-        assert header.run["slots"] == store._sizing.slots
+        assert header.run["slots"] == store._sizing.slabs.slots
         kinds, counts = zip(*header.run["classes"], strict=True)
         assert len(set(kinds)) == 3
         assert np.repeat(kinds, counts).tolist() == store._sizing.cls.tolist()

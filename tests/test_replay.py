@@ -25,7 +25,7 @@ from fastcache.traces import replay as replaying
 from fastcache.traces.importers import read
 from fastcache.traces.replay import BELADY, next_uses, policies, replay
 from fastcache_ext.belady import Belady, NextUses
-from fastcache_ext.scripted import Table
+from fastcache_ext.driven import Table
 from fastcache_ext.simulate import Simulator
 
 DEMAND = 0

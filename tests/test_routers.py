@@ -3,7 +3,19 @@
 import numpy as np
 import pytest
 
-from fastcache.moe.routers import deepseek_v2, deepseek_v3, sigmoid, softmax, softmax_topk, top_k_stable, topk_softmax
+from fastcache.moe.routers import (
+    deepseek_v2,
+    deepseek_v3,
+    ernie,
+    sigmoid,
+    softmax,
+    softmax_norm,
+    softmax_topk,
+    sparsemixer,
+    top_k_stable,
+    topk_sigmoid,
+    topk_softmax,
+)
 
 T, E = 40, 12
 
@@ -126,3 +138,52 @@ def test_impossible_settings_are_value_errors():
         deepseek_v2(logits(), 2, scale=1.0, n_group=5, topk_group=1)
     with pytest.raises(ValueError, match="1 groups of 2 experts hold fewer than the top 3"):
         deepseek_v2(logits(), 3, scale=1.0, n_group=6, topk_group=1)
+
+
+def test_topk_sigmoid_weighs_each_for_itself():
+    check(
+        topk_sigmoid(logits(), 2),
+        [[(e, 1 / (1 + np.exp(-np.float64(row[e])))) for e in best(row, 2)] for row in logits()],
+    )
+
+
+@pytest.mark.parametrize("p", [None, 1.0, 2.0])
+def test_softmax_norm(p):
+    wanted = []
+    for row in logits():
+        s = soft(row)
+        chosen = best(s, 3)
+        norm = 1 if p is None else sum(s[chosen] ** p) ** (1 / p)
+        wanted.append([(e, s[e] / norm) for e in chosen])
+    check(softmax_norm(logits(), 3, p=p), wanted)
+
+
+@pytest.mark.parametrize("least", [1e-12, 0.9])
+def test_ernie_chooses_with_the_bias_and_divides_by_no_less_than_the_least(least):
+    bias, wanted = logits(5)[0] / 10, []
+    for row in logits():
+        s = soft(row)
+        chosen = best(s + bias, 3)
+        wanted.append([(e, s[e] / max(sum(s[chosen]), least)) for e in chosen])
+    check(ernie(logits(), 3, bias, least=least), wanted)
+
+
+@pytest.mark.parametrize("jitter", [0.01, 0.1, 0.4])
+def test_sparsemixer_weighs_within_what_is_nearly_as_good(jitter):
+    wanted = []
+    for row in logits().astype(np.float64):
+        left, chosen = list(range(E)), []
+        for _ in range(2):
+            top = max(left, key=lambda e: row[e])
+            near = [e for e in left if (row[top] - row[e]) / max(abs(row[e]), row[top]) <= 2 * jitter]
+            chosen.append((top, np.exp(row[top]) / np.exp(row[near]).sum()))
+            left.remove(top)
+        wanted.append(chosen)
+    check(sparsemixer(logits(), 2, jitter=jitter), wanted)
+    if jitter > 0.05:
+        assert len({round(weight, 6) for row in wanted for _, weight in row}) > T // 2
+
+
+def test_sparsemixer_is_for_two():
+    with pytest.raises(ValueError, match="2 experts per token, not 3"):
+        sparsemixer(logits(), 3, jitter=0.01)

@@ -279,7 +279,7 @@ def test_no_path_asks_for_what_a_scan_does(model):
 def test_a_sidecar_is_not_replaced_unasked_and_may_lie_elsewhere(model, disk):
     path = checksum(model)
     with damaged(*place_of(model, 0, 0)):
-        with pytest.raises(FileExistsError, match="verify the checkpoint"):
+        with pytest.raises(FileExistsError, match="verify against it, or replace it"):
             checksum(model)
         other = checksum(model, disk / "elsewhere.checksums")
         assert Path(other).read_text() != Path(path).read_text()

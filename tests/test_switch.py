@@ -13,8 +13,8 @@ from rig import Experts, assert_identities, layers_of, run_dry, scripted
 from test_table import DEMAND, PREFETCH, Machine
 
 import fastcache
+from fastcache_ext.driven import Table
 from fastcache_ext.policy import NAMES
-from fastcache_ext.scripted import Table
 from fastcache_ext.watch import check, switch
 
 

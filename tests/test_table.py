@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from models import LEAST, REFERENCES, History
 
+from fastcache_ext.driven import Table
 from fastcache_ext.policy import NAMES
-from fastcache_ext.scripted import Table
 
 DEMAND, PREFETCH = 0, 1  # origins; and as modes: for a demand, for a guess
 picks = st.integers(0, 10_000)  # an index into whatever there is, modulo its length
@@ -25,18 +25,27 @@ class Machine(RuleBasedStateMachine):
     @initialize(
         layers=st.lists(st.integers(1, 6), min_size=1, max_size=4),
         slots=st.lists(st.integers(0, 5), min_size=1, max_size=3),
+        traded=st.booleans(),
         data=st.data(),
     )
-    def build(self, layers, slots, data):
-        count = sum(layers)
+    def build(self, layers, slots, traded, data):
+        count, slabs = sum(layers), None
+        if traded:
+            slots = [n // 2 for n in slots]
+            own = data.draw(st.lists(st.integers(0, 2), min_size=len(slots), max_size=len(slots)))
+            most = [min(n + data.draw(st.integers(0, 4)), sum(own)) for n in own]
+            per = [data.draw(st.integers(1, 3)) for _ in own]
+            least = [data.draw(st.integers(0, 2)) for _ in own]
+            slabs = (4096 * max((c + 1) * n for c, n in enumerate(per)), own, most, per, least)
         classes = [*range(len(slots)), 255]
         self.cls = data.draw(st.lists(st.sampled_from(classes), min_size=count, max_size=count))
         self.layer = [layer for layer, size in enumerate(layers) for _ in range(size)]
-        self.size = slots
-        self.table = Table(layers, self.cls, slots, self.policy)
+        self.table = Table(layers, self.cls, slots, self.policy, slabs)
+        self.size = self.table.slots_of()
+        self.total = sum(slots[c] * 4096 * (c + 1) for c in range(len(slots))) + (sum(own) * slabs[0] if traded else 0)
         self.slots, self.clock, self.held = {}, 0, []  # by key; held: slots of live leases
         self.history = History(len(layers))
-        self.reference = REFERENCES[self.policy](self.cls, slots) if self.policy in REFERENCES else None
+        self.reference = REFERENCES[self.policy](self.cls, self.size) if self.policy in REFERENCES else None
 
     # ---- the model
 
@@ -78,8 +87,28 @@ class Machine(RuleBasedStateMachine):
             if mine == its and self.history.picked(mine, key) == self.history.picked(its, other.key):
                 assert chosen.stamp <= other.stamp
 
+    def trade(self, key):
+        """What a demand may do before it reserves: nothing in use goes, and the policy has heard of all that does."""
+        cls = self.cls[key]
+        gone, searched = self.table.trade(key)
+        if searched and self.reference:  # the search moves hands and marks, whoever gives way in the end
+            self.reference.victim(cls, {s.key for s in self.used(cls) if s.leases}, set())
+        if gone is None:
+            assert self.table.slots_of() == self.size
+            return
+        assert len(self.used(cls)) == self.size[cls], "a class with free slots took another one's"
+        for each in gone:
+            slot = self.slots.pop(each.key)
+            assert not slot.inflight and not slot.leases and self.cls[each.key] != cls
+            assert (each.unread, each.from_prefetch) == (slot.unread, slot.origin == PREFETCH)
+            self.forget(each.key, False)
+        self.size[:] = self.table.slots_of()
+        assert len(self.used(cls)) < self.size[cls] and min(self.size) >= 0
+
     def reserve(self, key, mode):
         cls = self.cls[key]
+        if mode == DEMAND:
+            self.trade(key)
         full = cls >= len(self.size) or len(self.used(cls)) == self.size[cls]
         number, evicted = self.table.reserve(key, mode, mode)
         if evicted is not None:
@@ -92,6 +121,8 @@ class Machine(RuleBasedStateMachine):
         elif number < 0:
             assert full
             self.judge(None, cls, mode)
+            if mode == DEMAND:
+                self.table.refused(key)
         else:
             assert not full
         if number >= 0:
@@ -194,6 +225,9 @@ class Machine(RuleBasedStateMachine):
             if slot is not None:
                 assert self.table.leases(number) == slot.leases
                 assert self.table.resident(number) != slot.inflight
+        places = sorted(self.table.place(slot.number) for slot in self.slots.values())
+        edges = [edge for at, nbytes in places for edge in (at, at + nbytes)]
+        assert edges == sorted(edges) and (not edges or edges[-1] <= self.total), "slots that overlap hold experts"
 
 
 def machine(policy):

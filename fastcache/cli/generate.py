@@ -77,7 +77,7 @@ def generate(
     from fastcache.moe.tokens import Detokenizer, tokenizer_of
 
     if (prompt is None) == (ids is None):
-        raise click.UsageError("give either --prompt or --ids")
+        raise click.UsageError("give --prompt or --ids, " + ("one of them" if ids is None else "not both"))
     detokenizer = None
     if prompt is not None:
         tokenizer = tokenizer_of(model)

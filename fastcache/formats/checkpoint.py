@@ -83,6 +83,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     A tensor that an indexed file holds and the index does not name is used, as other loaders do, with one warning in
     the log.
     """
+    if not os.fspath(path):  # an unset variable, more likely than the working directory
+        raise CheckpointNotFound("the path of the checkpoint is empty")
     path = os.path.abspath(os.fsdecode(path))
     if path.endswith(".safetensors.index.json") and os.path.isfile(path):
         return _open_directory(os.path.dirname(path), path)

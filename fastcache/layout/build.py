@@ -21,6 +21,7 @@ from fastcache.layout.families import (
     MTP_PREFIX,
     UNKNOWN,
     Family,
+    Fused,
     config_count,
     family_of_config,
     family_of_names,
@@ -30,6 +31,7 @@ from fastcache.layout.labels import Part, make_record, role_of
 from fastcache.layout.names import FUSED, Kind, Rows, find_rows
 from fastcache.layout.quantization import Quantization
 from fastcache.layout.record import LayerExperts, Layout, Record, TensorInfo
+from fastcache.layout.siblings import check_layers
 
 PAD_PREFIX = "fastcache.pad."  # tensors of padding, which `fastcache pack` writes between experts
 MAX_EXPERTS = 999_999  # of a layer; what tensors per expert can be numbered to
@@ -42,6 +44,7 @@ class _Tables:
 
     path: str
     family: Family
+    expected: int | None  # experts of a layer, as the config says
     rows: Rows
     specs: list[Spec]
     spec: np.ndarray  # int32 [n], index into specs
@@ -88,11 +91,11 @@ def layout_of(checkpoint: Checkpoint) -> Layout:
         rows = find_gguf_rows(checkpoint.headers)
     else:
         known = family_of_config(checkpoint.config)
-        rows = find_rows(checkpoint.headers, FAMILIES if known is None else (known,))
+        rows = find_rows(checkpoint.headers, FAMILIES if known in (None, UNKNOWN) else (known,))
         family = known or family_of_names({(kind.block, kind.stored) for kind in rows.kinds})
     rows = rows.where(_served(rows, config_count(checkpoint.config, ("num_hidden_layers",))))
-    tables = _tables(checkpoint, family, rows)
     expected = config_count(checkpoint.config, family.n_experts)
+    tables = _tables(checkpoint, family, rows, expected)
     layers: dict[int, LayerExperts] = {}
     used: list[np.ndarray] = []
     order = np.argsort(rows.layer, kind="stable")
@@ -106,8 +109,7 @@ def layout_of(checkpoint: Checkpoint) -> Layout:
             used.append(its_rows)
     if not layers:
         raise UnsupportedCheckpoint(f"{checkpoint.path}: {_no_experts_text(checkpoint)}")
-    if checkpoint.format == "gguf":
-        _check_roles(checkpoint, layers)
+    check_layers(checkpoint.path, family, layers, gguf=checkpoint.format == "gguf")
     return Layout(
         family=family.name,
         top_k=config_count(checkpoint.config, family.top_k),
@@ -130,7 +132,7 @@ def _served(rows: Rows, n_layers: int | None) -> np.ndarray:
     return served if served.any() else np.ones(len(rows.kind), bool)
 
 
-def _tables(checkpoint: Checkpoint, family: Family, rows: Rows) -> _Tables:
+def _tables(checkpoint: Checkpoint, family: Family, rows: Rows, expected: int | None) -> _Tables:
     number: dict[Spec, int] = {}
     spec = np.empty(len(rows.row), np.int32)
     offset = np.empty(len(rows.row), np.int64)
@@ -144,12 +146,17 @@ def _tables(checkpoint: Checkpoint, family: Family, rows: Rows) -> _Tables:
             spec[mine], offset[mine], nbytes[mine] = to_global[header.spec[at]], header.offset[at], header.nbytes[at]
     blocks = ggml.blocks() if checkpoint.format == "gguf" else {}
     quantization = Quantization(checkpoint.config)
-    return _Tables(checkpoint.path, family, rows, list(number), spec, offset, nbytes, blocks, quantization, {})
+    places = (checkpoint.path, family, expected, rows)
+    return _Tables(*places, list(number), spec, offset, nbytes, blocks, quantization, {})
 
 
 def _layer(tables: _Tables, layer: int, group: np.ndarray) -> tuple[LayerExperts, np.ndarray] | None:
     """Return the experts of one layer and the rows that they use; None if nothing in it turns out to be an expert."""
-    rows = tables.rows
+    rows, family = tables.rows, tables.family
+    if family.trunk:
+        group = group[[rows.kinds[kind].block not in family.trunk for kind in rows.kind[group]]]
+    if family.identity and tables.expected is not None:
+        group = group[rows.expert[group] < tables.expected]
     fused = rows.expert[group] == FUSED
     group = np.concatenate([group[~fused], _fused_rows(tables, group[fused])])
     if not len(group):
@@ -172,13 +179,22 @@ def _fused_rows(tables: _Tables, group: np.ndarray) -> np.ndarray:
     kinds = [rows.kinds[kind] for kind in rows.kind[group]]
     shapes = [tables.specs[spec][1] for spec in tables.spec[group]]
     in_row = [
-        kind.block == family.block and (kind.stored in family.fused or kind.stored.partition(".")[0] in family.stacked)
+        _how(family, kind) is not None or (_in_block(family, kind) and kind.stored.partition(".")[0] in family.stacked)
         for kind in kinds
     ]
     stacked = {shape[0] for shape, known in zip(shapes, in_row, strict=True) if shape and (known or len(shape) >= 3)}
     keep = [known or (len(shape) >= 2 and shape[0] in stacked) for shape, known in zip(shapes, in_row, strict=True)]
     kept: np.ndarray = group[np.array(keep, bool)]
     return kept
+
+
+def _how(family: Family, kind: Kind) -> Fused | None:
+    """How to read a fused tensor; of an unknown family, how another one does that has it in the same place."""
+    if family is not UNKNOWN:
+        return family.fused.get(kind.stored) if _in_block(family, kind) else None
+    return next(
+        (each.fused[kind.stored] for each in FAMILIES if each.block == kind.block and kind.stored in each.fused), None
+    )
 
 
 def _fused_layer(tables: _Tables, layer: int, group: np.ndarray) -> LayerExperts:
@@ -190,7 +206,17 @@ def _fused_layer(tables: _Tables, layer: int, group: np.ndarray) -> LayerExperts
     names = [rows.kinds[kind].stored for kind in rows.kind[group]]
     if len(set(names)) != len(names):
         raise CheckpointError(f"{where}: the same tensor under two names, among {names}")
-    counts = {shape[0] if shape else 0 for shape in shapes}
+    flat = [
+        how is not None and how.flat for how in (_how(tables.family, rows.kinds[kind]) for kind in rows.kind[group])
+    ]
+    counts = {shape[0] if shape else 0 for shape, cut in zip(shapes, flat, strict=True) if not cut}
+    if any(flat):
+        if tables.expected is None:
+            raise CheckpointError(f"{where}: {names[0]} holds all experts, and config.json does not say how many")
+        counts.add(tables.expected)
+        if any(not shape or shape[0] % tables.expected for shape, cut in zip(shapes, flat, strict=True) if cut):
+            stored = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
+            raise CheckpointError(f"{where}: rows of {stored} are no multiple of {tables.expected} experts")
     if len(counts) > 1 or 0 in counts:
         stored = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
         raise CheckpointError(f"{where}: fused tensors disagree on the number of experts: {stored}")
@@ -201,7 +227,7 @@ def _fused_layer(tables: _Tables, layer: int, group: np.ndarray) -> LayerExperts
     for name, spec in zip(names, tables.spec[group], strict=True):
         dtype, shape = tables.specs[spec]
         bits = DTYPES[dtype].bits if dtype in DTYPES else 8  # rows of blocks end on a byte
-        if int(np.prod(shape[1:], dtype=object)) * bits % 8:
+        if int(np.prod(shape, dtype=object)) // count * bits % 8:
             raise UnsupportedCheckpoint(f"{where}: experts of {name} {dtype} {list(shape)} do not end on a byte")
     record = _record(tables, group, step, where, pieces=True)
     experts = np.arange(count, dtype=np.int64)
@@ -271,14 +297,18 @@ def _record(tables: _Tables, at: np.ndarray, nbytes: np.ndarray, where: str, *, 
             stored = tables.rows.kinds[kind].stored
             fused = pieces and stored.partition(".")[0] not in tables.family.stacked
             block = None if dtype in DTYPES else tables.blocks.get(dtype)
-            parts.append(Part(stored, fused, dtype, shape[1:] if pieces else shape, size, block))
+            if pieces:
+                how = _how(tables.family, tables.rows.kinds[kind])
+                cut = how is not None and how.flat and tables.expected
+                shape = (shape[0] // cut, *shape[1:]) if cut else shape[1:]
+            parts.append(Part(stored, fused, dtype, shape, size, block))
         in_block = _in_block(tables.family, tables.rows.kinds[kinds[0]])
         tables.records[key] = make_record(tables.family, in_block, parts, where, tables.quantization)
     return tables.records[key]
 
 
 def _in_block(family: Family, kind: Kind) -> bool:
-    return family is UNKNOWN or kind.block == family.block
+    return family is UNKNOWN or kind.block == family.block or kind.block in family.also
 
 
 def _check_siblings(tables: _Tables, layer: int, kinds: Sequence[Kind], spec: np.ndarray) -> None:
@@ -307,7 +337,7 @@ def _check_siblings(tables: _Tables, layer: int, kinds: Sequence[Kind], spec: np
 
 
 def _check_count(checkpoint: Checkpoint, family: Family, layer: int, count: int, expected: int | None) -> None:
-    if expected is None or count == expected:
+    if expected is None or count == expected or family is UNKNOWN:
         return
     key = next(key for key in family.n_experts if config_count(checkpoint.config, (key,)) is not None)
     says = "its metadata says expert_count" if checkpoint.format == "gguf" else f"config.json says {key}"
@@ -316,27 +346,6 @@ def _check_count(checkpoint: Checkpoint, family: Family, layer: int, count: int,
         hint = "; it is one file of several, open its directory" if os.path.isfile(checkpoint.path) else ""
         raise MissingTensor(text + hint)
     raise CheckpointError(text)
-
-
-def _check_roles(checkpoint: Checkpoint, layers: Mapping[int, LayerExperts]) -> None:
-    """Raise if the experts of a layer lack up, down, or a role that those of another layer have.
-
-    Tensors per expert are held to their siblings; a merged tensor has none in its own layer.
-    """
-    roles = {
-        layer: set.intersection(
-            *({view.label.partition(".")[0] for view in record.views} for record in experts.records)
-        )
-        for layer, experts in layers.items()
-    }
-    wanted = set.union({"up", "down"}, *roles.values()) & {"gate", "up", "down"}
-    for layer, mine in roles.items():
-        if lost := wanted - mine:
-            others = sum(lost <= each for each in roles.values())
-            raise MissingTensor(
-                f"{checkpoint.path}: layer {layer}: missing blk.{layer}.ffn_{sorted(lost)[0]}_exps.weight, present for "
-                f"{others} of {len(layers)} layers"
-            )
 
 
 def _no_experts_text(checkpoint: Checkpoint) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastcache.formats.header import Header
-from fastcache.layout.families import Family, Fused
+from fastcache.layout.families import FAMILIES, Family, Fused
 from fastcache.layout.gguf_decoder import decoder_of_metadata
 from fastcache.layout.names import FUSED, Kind, Rows
 
@@ -39,14 +39,6 @@ _ROW = Family(
     n_experts=("num_experts",),
 )
 
-_FAMILIES: Final = {
-    "llama": "mixtral",
-    "qwen2moe": "qwen2_moe",
-    "qwen3moe": "qwen3_moe",
-    "deepseek2": "deepseek_v2",  # v3 and Kimi K2 too: then the gating is sigmoid
-    "gpt-oss": "gpt_oss",
-    "glm4moe": "glm4_moe",
-}
 _KEYS: Final = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
@@ -66,7 +58,12 @@ _GATING: Final = {1: "softmax", 2: "sigmoid", 3: "softmax_of_the_chosen"}
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3_moe": {"norm_topk_prob": True},
     "deepseek_v2": {"scoring_func": "softmax"},
-    "deepseek_v3": {"norm_topk_prob": False, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1},
+    **{
+        name: {"norm_topk_prob": False, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
+        for name in ("deepseek_v3", "glm4_moe", "dots1", "exaone_moe", "mimo_v2_flash", "nemotron_h")
+    },
+    "qwen3_next": {"norm_topk_prob": True},
+    "lfm2_moe": {"norm_topk_prob": True},
 }
 
 
@@ -75,7 +72,7 @@ def family_of_metadata(metadata: Mapping[str, Any]) -> Family:
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
         return _ROW
-    name = _FAMILIES.get(architecture, architecture)
+    name = next((family.name for family in FAMILIES if architecture in family.gguf), architecture)
     if name == "deepseek_v2" and _GATING.get(metadata.get(f"{architecture}.expert_gating_func", 1)) == "sigmoid":
         name = "deepseek_v3"
     return replace(_ROW, name=name)

@@ -15,7 +15,7 @@ import numpy as np
 from fastcache.formats.header import Header
 from fastcache.layout.families import Family
 
-LAYER = re.compile(r"(?:(.*?)\.)?layers\.([0-9]{1,6})(?:\.(.*))?", re.DOTALL)
+LAYER = re.compile(r"(?:(.*?)\.)?(?:layers|blocks)\.([0-9]{1,6})(?:\.(.*))?", re.DOTALL)
 EXPERT_NUMBER = re.compile(r"[0-9]{1,6}")
 
 _AT_A_TIME = 512  # names: what is made of them stays in the CPU's cache and does not wake the garbage collector
@@ -25,7 +25,7 @@ FUSED = -1  # in Rows.expert: the tensor holds a part of every expert
 class Kind(NamedTuple):
     """What the tensors of a column share: all of the name but the layer and the expert."""
 
-    prefix: str  # before "layers."
+    prefix: str  # before "layers." (DBRX: "blocks.")
     block: str  # from the layer to the expert's number, or to the fused name
     stored: str  # the rest
     fused: bool

@@ -7,8 +7,20 @@ block. Both stream; `experts="resident"` is the one-line change to compare with.
 from fastcache.moe.arrival import Experts
 from fastcache.moe.block import MoEBlock, load_block
 from fastcache.moe.cache import KVCache
+from fastcache.moe.families import Forward, Latent
 from fastcache.moe.model import Model, load
 from fastcache.moe.resident import ResidentExperts
 from fastcache.moe.speculator import Speculator
 
-__all__ = ["Experts", "KVCache", "MoEBlock", "Model", "ResidentExperts", "Speculator", "load", "load_block"]
+__all__ = [
+    "Experts",
+    "Forward",
+    "KVCache",
+    "Latent",
+    "MoEBlock",
+    "Model",
+    "ResidentExperts",
+    "Speculator",
+    "load",
+    "load_block",
+]

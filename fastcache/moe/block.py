@@ -20,9 +20,9 @@ from fastcache.layout.build import build_layout
 from fastcache.layout.record import Layout, Record
 from fastcache.linear import linear
 from fastcache.moe.arrival import Experts, arriving
-from fastcache.moe.families import ROLES, Ffn, Forward, forward_of
-from fastcache.moe.ffn import swiglu
+from fastcache.moe.families import Ffn, Forward, forward_of, top_k_of
 from fastcache.moe.gate import Gate
+from fastcache.moe.latent import LatentSpace, load_latent
 from fastcache.moe.resident import ResidentExperts, layer_experts
 from fastcache.moe.routers import Routing, sigmoid
 from fastcache.moe.speculator import Speculator
@@ -66,11 +66,14 @@ class MoEBlock:
         shared: Mapping[str, NDArray[Any]] | None,
         shared_gate: F32 | None,
         speculator: Speculator | None = None,
+        weighs_input: bool = False,
+        latent: LatentSpace | None = None,
     ) -> None:
         self.layer, self.family, self.top_k, self.experts = layer, family, top_k, experts
         self.n_experts, self.hidden = gate.n_experts, gate.hidden
         self._gate, self._ffn, self._shared = gate, ffn, shared
         self._shared_gate = None if shared_gate is None else {"shared_gate": shared_gate}
+        self._weighs_input, self._latent = weighs_input, latent
         self.speculator = speculator
         if speculator is not None:
             speculator.add(layer, gate, top_k)
@@ -119,24 +122,32 @@ class MoEBlock:
             if self.speculator is not None:  # after what is needed now has its slots
                 self.speculator.routed(self.layer, x, experts, self.experts)
             shared = self._shared_output(x)
-            parts = np.empty((*experts.shape, self.hidden), np.float32)
+            given = x if self._latent is None else self._latent.enter(x)
+            parts = np.empty((*experts.shape, given.shape[1]), np.float32)
             missing = set(wanted)
             for expert, arrays in ready:
                 tokens, places = np.nonzero(experts == expert)
-                parts[tokens, places] = self._ffn(x[tokens], arrays)
+                mine = given[tokens]
+                if self._weighs_input:
+                    mine *= weights[tokens, places, np.newaxis]
+                parts[tokens, places] = self._ffn(mine, arrays)
                 missing.remove(expert)
                 del arrays  # or its slot stays leased while the next one is waited for
         if missing:
             raise RuntimeError(f"as_ready ended without experts {sorted(missing)} of layer {self.layer}")
-        y: F32 = weights[:, 0, np.newaxis] * parts[:, 0]
+        if not self._weighs_input:
+            parts *= weights[:, :, np.newaxis]
+        y: F32 = parts[:, 0]
         for place in range(1, self.top_k):
-            y += weights[:, place, np.newaxis] * parts[:, place]
+            y = y + parts[:, place]
+        if self._latent is not None:
+            y = self._latent.leave(y)
         return y if shared is None else y + shared
 
     def _shared_output(self, x: F32) -> F32 | None:
         if self._shared is None:
             return None
-        y = swiglu(x, self._shared)
+        y = self._ffn(x, self._shared)
         if self._shared_gate is not None:
             y *= sigmoid(linear(x, self._shared_gate, "shared_gate"))
         return y
@@ -196,8 +207,8 @@ def load_block(
     row = forward_of(layout.family, layout.format)
     located = layer_experts(layout, layer)
     for record in located.records:
-        _check_decodable(record, layout.family)
-    top_k = layout.top_k
+        _check_decodable(record, layout.family, row.roles)
+    top_k = top_k_of(layout, layer)
     if not top_k or top_k > len(located):
         raise UnsupportedCheckpoint(f"config.json: top-k is {top_k} and the layer has {len(located)} experts")
     if layout.format == "gguf":
@@ -211,14 +222,14 @@ def load_block(
     def optional(name: str | None) -> F32 | None:
         return None if name is None else layer_tensor(layout, layer, name)
 
-    router = row.router(layout.config, top_k, optional(row.choice_bias))
+    router = row.router(layout.config, top_k, optional(row.choice_bias if row.has_choice_bias(layout.config) else None))
     try:
         router(np.zeros((1, len(located)), np.float32))
     except ValueError as error:
         raise UnsupportedCheckpoint(f"config.json: {error}") from error
     shared: Mapping[str, NDArray[Any]] | None = None
     if row.has_shared(layout.config):
-        names = {role: str(row.shared).format(role) for role in ROLES}
+        names = {role: str(row.shared).format(role) for role in row.roles}
         if trunk is None:
             shared = {role: layer_tensor(layout, layer, name) for role, name in names.items()}
         else:
@@ -233,6 +244,8 @@ def load_block(
         shared=shared,
         shared_gate=None if shared is None else _as_row(optional(row.shared_gate)),
         speculator=speculator,
+        weighs_input=row.weighs_input,
+        latent=load_latent(layout, layer, row),
     )
 
 
@@ -261,9 +274,9 @@ def _check_names(layout: Layout, layer: int, row: Forward) -> None:
         )
 
 
-def _check_decodable(record: Record, family: str) -> None:
+def _check_decodable(record: Record, family: str, roles: tuple[str, ...]) -> None:
     arrays = hollow((view.label, view.dtype, view.shape) for view in record.views)
-    for role in ROLES:
+    for role in roles:
         try:
             check_decodable(arrays, role)
         except UnsupportedCheckpoint as error:

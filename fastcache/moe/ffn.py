@@ -75,3 +75,54 @@ def clamped_swiglu(x: F32, expert: Arrays, *, alpha: float, limit: float) -> F32
     y = linear(inner, expert, "down")
     y += to_float32(expert["down.bias"])
     return y
+
+
+def situ(x: F32, expert: Arrays, *, beta: float, linear_beta: float | None) -> F32:
+    """Return Kimi K3's expert: down(beta * tanh(gate / beta) * sigmoid(gate) * up'), up' = b * tanh(up / b).
+
+    Parameters
+    ----------
+    x : ndarray, float32, [T, hidden]
+    expert : mapping of str to ndarray
+        As for `swiglu`.
+    beta : float
+        `activation_situ_beta`: bounds the gate from above.
+    linear_beta : float or None
+        b, `activation_situ_linear_beta`: bounds the magnitude of up; None leaves up as it is.
+
+    Returns
+    -------
+    ndarray, float32, [T, hidden]
+
+    Notes
+    -----
+    Source: moonshotai/Kimi-K3, `modeling_kimi_linear.py` (SituAndMul).
+    """
+    gate, up = linear(x, expert, "gate"), linear(x, expert, "up")
+    inner = np.float32(beta) * np.tanh(gate / np.float32(beta)) * sigmoid(gate)
+    if linear_beta is not None:
+        up = np.float32(linear_beta) * np.tanh(up / np.float32(linear_beta))
+    inner *= up
+    return linear(inner, expert, "down")
+
+
+def relu2(x: F32, expert: Arrays) -> F32:
+    """Return down(max(up(x), 0) ** 2) of an expert without a gate: Nemotron-H.
+
+    Parameters
+    ----------
+    x : ndarray, float32, [T, hidden]
+    expert : mapping of str to ndarray
+        "up" [inter, hidden], "down" [hidden, inter].
+
+    Returns
+    -------
+    ndarray, float32, [T, hidden]
+
+    Notes
+    -----
+    Source: So et al., "Primer" (arXiv:2109.08668); transformers, `modeling_nemotron_h.py`.
+    """
+    inner = np.maximum(linear(x, expert, "up"), np.float32(0))
+    inner *= inner
+    return linear(inner, expert, "down")

@@ -6,6 +6,7 @@ settings (environment), store, trunk, predictors, units, and of moe what a decod
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -193,6 +194,12 @@ class Model:
         int
         """
         check_sampling(temperature, top_k, top_p)
+        try:
+            max_tokens = operator.index(max_tokens)
+        except TypeError:
+            raise TypeError(f"max_tokens must be an integer; got {max_tokens!r}") from None
+        if max_tokens < 0:
+            raise ValueError(f"max_tokens must be at least 0; got {max_tokens}")
         prompt = self._checked(ids)
         ends = self.eos if stop is None else frozenset(stop)
         rng = np.random.default_rng(seed)
@@ -231,8 +238,10 @@ class Model:
 
     def _checked(self, ids: ArrayLike) -> NDArray[np.int64]:
         array = np.asarray(ids)
-        if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
-            raise ValueError(f"ids must be a list of at least one integer; got {array.dtype} of shape {array.shape}")
+        if array.ndim != 1 or not array.size:
+            raise ValueError(f"ids must be a list of at least one token id; got shape {array.shape}")
+        if array.dtype.kind not in "iu":
+            raise ValueError(f"ids must be integers; got {array.dtype}")
         if array.min() < 0 or array.max() >= self.vocabulary:
             raise ValueError(f"ids must be from 0 to {self.vocabulary - 1}; got {array.min()} to {array.max()}")
         return array.astype(np.int64)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Raise ValueError unless the three make sense."""
-    if not 0 <= temperature < np.inf:
+    if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be at least 0, and finite; got {temperature!r}")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k must be at least 1, or None; got {top_k!r}")

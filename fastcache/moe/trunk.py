@@ -87,6 +87,11 @@ def _find(layout: Layout, full: str) -> str | None:
     if full in layout.trunk:
         return full
     found = [other for other in layout.trunk if other.endswith(f".{full}")]
+    if (
+        not found and (within := full.removeprefix("model.")) != full
+    ):  # "backbone.layers.", DBRX's "transformer.blocks."
+        ways = (within, within.replace("layers.", "blocks.", 1))
+        found = [other for other in layout.trunk if any(other == way or other.endswith(f".{way}") for way in ways)]
     if len(found) > 1:
         raise MissingTensor(f"the checkpoint has more than one tensor {full!r}: {', '.join(sorted(found))}")
     return found[0] if found else None

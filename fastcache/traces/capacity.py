@@ -13,7 +13,8 @@ import numpy as np
 
 from fastcache.budget import Facts, parse_budget
 from fastcache.errors import BudgetTooSmall
-from fastcache.placement import share_slots, size_classes
+from fastcache.placement import size_classes
+from fastcache.slabs import Slabs, plan_slabs
 from fastcache.traces.trace import Array, Trace
 from fastcache.units import parse_bytes
 
@@ -28,6 +29,7 @@ class Capacity:
     cls: Array  # uint8 [pool]: size class of each expert
     fraction: float  # of the pool: as asked for, else slots / pool
     budget_bytes: int | None = None  # where it was a budget
+    slabs: Slabs | None = None  # where classes trade them; `slots` is then what they begin with
 
     @property
     def experts(self) -> int:
@@ -89,8 +91,10 @@ def of_budget(trace: Trace, budget: int | str) -> Capacity:
             f"budget {budget!r}: the token cycle is not known, because the trace gives no top_k; give --top-k"
         )
     nbytes, _ = parse_budget(budget, facts)
-    slots = share_slots(nbytes, slot_bytes, counts)
-    return Capacity(tuple(slots), cls, sum(slots) / trace.pool if trace.pool else 0.0, nbytes)
+    slabs = plan_slabs(nbytes, slot_bytes, counts, trace.top_k or 1)
+    slots = slabs.begins_with
+    share = sum(slots) / trace.pool if trace.pool else 0.0
+    return Capacity(tuple(slots), cls, share, nbytes, slabs if slabs.count else None)
 
 
 def cycle_experts(trace: Trace) -> int | None:

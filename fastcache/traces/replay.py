@@ -110,7 +110,10 @@ def _serve(trace: Trace, name: str, capacity: Capacity, future: Array | None) ->
             belady.run(keys, sizes, np.ascontiguousarray(future[where]))
     else:
         first = trace.layer_first.astype(np.int32)
-        store = simulator = Simulator(first, capacity.cls, nbytes, capacity.slots, name)
+        slots, slabs = capacity.slots, None
+        if capacity.slabs is not None:
+            slots, slabs = tuple(capacity.slabs.slots), capacity.slabs.plan()
+        store = simulator = Simulator(first, capacity.cls, nbytes, slots, name, slabs)
         for keys, sizes, _ in served(trace):
             simulator.run(keys, sizes)
     return Row(
