@@ -1,6 +1,6 @@
 """Opening a store, step by step: files against headers, where bytes lie in a slot, memory against what is required.
 
-Imports errors, settings, sidecar, describe, inventory, placement, sizing, units.
+Imports errors, formats.header, settings, sidecar, describe, inventory, placement, sizing, units.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from fastcache import errors
 from fastcache.describe import HUGE_ENOUGH
+from fastcache.formats.header import identity_of
 from fastcache.inventory import Inventory
 from fastcache.placement import EXTENT, Placement, place
 from fastcache.settings import Settings
@@ -23,9 +24,16 @@ from fastcache.units import whole_huge
 
 
 def check_ends(inventory: Inventory, file_sizes: Sequence[int]) -> None:
-    """Refuse an expert that ends after its file: the file may have been cut since its header was read."""
+    """Refuse files that are not those whose headers were read, and an expert that ends after its file.
+
+    The files are open by now, and changes are noticed from here on: what lay between is looked at here.
+    """
     if inventory.by_hand:
         return
+    if inventory.layout is not None:
+        for path, identity in zip(inventory.layout.files, inventory.layout.identities, strict=False):
+            if identity is not None and identity_of(os.stat(path)) != identity:
+                raise errors.CheckpointChanged(f"{path}: the file has changed since its header was read: open it anew")
     sizes = np.asarray([*file_sizes, 0], np.int64)
     over = (inventory.offset + inventory.nbytes > sizes[inventory.file]) & (inventory.nbytes > 0)
     if over.any():

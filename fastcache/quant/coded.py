@@ -195,7 +195,12 @@ def _one_to_a_code(
         )
     shape = (codes.shape[0], codes.shape[1])
     grid, block = _lay(label, shape, scale, schemes)
-    return Coded(shape, codes, how, grid, block, None, _zero_points(arrays, stem, grid, schemes))
+    zeros = _zero_points(arrays, stem, grid, schemes)
+    if zeros is not None and zeros.dtype != np.int8:
+        raise UnsupportedCheckpoint(
+            f"'{stem}.weight_zero_point' is {zeros.dtype} {zeros.shape}: of codes that are not packed, int8 is decoded"
+        )
+    return Coded(shape, codes, how, grid, block, None, zeros)
 
 
 def _packed_e2m1(
