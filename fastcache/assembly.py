@@ -24,16 +24,12 @@ from fastcache.units import whole_huge
 
 
 def check_ends(inventory: Inventory, file_sizes: Sequence[int]) -> None:
-    """Refuse files that are not those whose headers were read, and an expert that ends after its file.
+    """Refuse an expert that ends after its file, and files that are not those whose headers were read.
 
     The files are open by now, and changes are noticed from here on: what lay between is looked at here.
     """
     if inventory.by_hand:
         return
-    if inventory.layout is not None:
-        for path, identity in zip(inventory.layout.files, inventory.layout.identities, strict=False):
-            if identity is not None and identity_of(os.stat(path)) != identity:
-                raise errors.CheckpointChanged(f"{path}: the file has changed since its header was read: open it anew")
     sizes = np.asarray([*file_sizes, 0], np.int64)
     over = (inventory.offset + inventory.nbytes > sizes[inventory.file]) & (inventory.nbytes > 0)
     if over.any():
@@ -43,6 +39,10 @@ def check_ends(inventory: Inventory, file_sizes: Sequence[int]) -> None:
         raise errors.CheckpointTruncated(
             f"{inventory.paths[number]}: an expert ends at byte {end}, the file has {sizes[number]}"
         )
+    if inventory.layout is not None:
+        for path, identity in zip(inventory.layout.files, inventory.layout.identities, strict=False):
+            if identity is not None and identity_of(os.stat(path)) != identity:
+                raise errors.CheckpointChanged(f"{path}: the file has changed since its header was read: open it anew")
 
 
 def place_experts(inventory: Inventory, file_align: Sequence[int]) -> Placement:
