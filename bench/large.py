@@ -226,6 +226,8 @@ def summary(first: dict[str, Any], steps: list[dict[str, Any]], last: dict[str, 
     """One run's figures; the first step is the prompt's."""
     decoding = steps[1:]
     said, curve, most = last["memory"], last["curve"], last["peak_rss_bytes"]
+    if library := said["engine"].get("liburing"):
+        said["engine"]["liburing"] = os.sep.join(Path(library).parts[-2:])  # not where it lies on this machine
     budget, trunk = said["budget_bytes"], first["trunk_bytes"]
     total = {name: sum(step[name] for step in decoding) for name in ("seconds", "cpu_seconds", "bytes_read")}
     return {

@@ -1,6 +1,6 @@
 """Opening a store, step by step: files against headers, where bytes lie in a slot, memory against what is required.
 
-Imports errors, settings, sidecar, describe, inventory, placement, sizing, units.
+Imports errors, formats.header, settings, sidecar, describe, inventory, placement, sizing, units.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from fastcache import errors
 from fastcache.describe import HUGE_ENOUGH
+from fastcache.formats.header import identity_of
 from fastcache.inventory import Inventory
 from fastcache.placement import EXTENT, Placement, place
 from fastcache.settings import Settings
@@ -23,7 +24,10 @@ from fastcache.units import whole_huge
 
 
 def check_ends(inventory: Inventory, file_sizes: Sequence[int]) -> None:
-    """Refuse an expert that ends after its file: the file may have been cut since its header was read."""
+    """Refuse an expert that ends after its file, and files that are not those whose headers were read.
+
+    The files are open by now, and changes are noticed from here on: what lay between is looked at here.
+    """
     if inventory.by_hand:
         return
     sizes = np.asarray([*file_sizes, 0], np.int64)
@@ -35,6 +39,10 @@ def check_ends(inventory: Inventory, file_sizes: Sequence[int]) -> None:
         raise errors.CheckpointTruncated(
             f"{inventory.paths[number]}: an expert ends at byte {end}, the file has {sizes[number]}"
         )
+    if inventory.layout is not None:
+        for path, identity in zip(inventory.layout.files, inventory.layout.identities, strict=False):
+            if identity is not None and identity_of(os.stat(path)) != identity:
+                raise errors.CheckpointChanged(f"{path}: the file has changed since its header was read: open it anew")
 
 
 def place_experts(inventory: Inventory, file_align: Sequence[int]) -> Placement:

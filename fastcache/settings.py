@@ -109,7 +109,7 @@ def resolve(
         return number
 
     def sidecar(value: Any, what: str) -> str | None:
-        if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        if not isinstance(value, (str, os.PathLike)) or not os.fspath(value) or "\0" in os.fsdecode(value):
             raise TypeError(f"{what} must be 'sidecar', 'off', or the path of a sidecar; got {value!r}")
         return None if value == "off" else os.fsdecode(value)
 

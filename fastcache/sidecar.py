@@ -164,7 +164,8 @@ def read_sidecar(path: str) -> Sidecar:
         pieces = [np.frombuffer(bytes.fromhex(text), ">u4") for text in body["layers"].values()]
         layers = [(int(layer), len(piece)) for layer, piece in zip(body["layers"], pieces, strict=True)]
         sums = np.concatenate([np.zeros(0, ">u4"), *pieces]).astype(np.uint32)
-        return Sidecar(str(body["fingerprint"]), list(body["files"]), layers, sums)
+        files = [{"name": str(f["name"]), "bytes": int(f["bytes"]), "sample": str(f["sample"])} for f in body["files"]]
+        return Sidecar(str(body["fingerprint"]), files, layers, sums)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SidecarError(f"{path}: damaged: {error!r}; {_HINT}") from None
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fastcache.errors import CheckpointChanged, CheckpointTruncated, MissingTensor, UnsupportedCheckpoint
 from fastcache.formats import ggml
 from fastcache.formats.dtypes import DTYPES, carrier_shape
+from fastcache.formats.header import identity_of
 from fastcache.layout.quantization import Quantization
 from fastcache.layout.record import Layout, TensorInfo
 
@@ -57,7 +58,9 @@ class Trunk(Mapping[str, Array]):
         self._lock = threading.Lock()
         self._maps: dict[int, mmap.mmap] = {}
         self._arrays: dict[str, Array] = {}
-        self._seen = {n: _identity(os.stat(self._files[n])) for n in {info.file for info in self._infos.values()}}
+        self._seen = {n: identity_of(os.stat(self._files[n])) for n in {info.file for info in self._infos.values()}}
+        known = () if layout is None else layout.identities  # of when the places of tensors were read
+        self._seen |= {n: each for n, each in enumerate(known) if n in self._seen and each is not None}
 
     @property
     def nbytes(self) -> int:
@@ -100,6 +103,19 @@ class Trunk(Mapping[str, Array]):
             )
         return found[0]
 
+    def check(self) -> None:
+        """Raise CheckpointChanged if a mapped file was written to since the checkpoint was opened.
+
+        One that was replaced by renaming, or removed, is still what is mapped. By size and time: a limit, not a proof.
+        """
+        for n in tuple(self._maps):
+            try:
+                now = identity_of(os.stat(self._files[n]))
+            except OSError:
+                continue
+            if now != self._seen[n] and now[:2] == self._seen[n][:2]:
+                raise CheckpointChanged(f"{self._files[n]}: the file has changed since the checkpoint was opened")
+
     def _mapped(self, info: TensorInfo) -> Array:
         if self._gguf and info.dtype not in DTYPES:
             dtype = ggml.carrier(info.dtype)
@@ -123,7 +139,7 @@ class Trunk(Mapping[str, Array]):
             if memory is None:
                 path = self._files[info.file]
                 with open(path, "rb", buffering=0) as file:
-                    if _identity(os.fstat(file.fileno())) != self._seen[info.file]:
+                    if identity_of(os.fstat(file.fileno())) != self._seen[info.file]:
                         raise CheckpointChanged(f"{path}: the file has changed since the checkpoint was opened")
                     memory = self._maps[info.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if len(memory) < info.offset + info.nbytes:
@@ -132,7 +148,3 @@ class Trunk(Mapping[str, Array]):
                 f"the file has {len(memory)}"
             )
         return memory
-
-
-def _identity(stat: os.stat_result) -> tuple[int, int, int, int]:
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns

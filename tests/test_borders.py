@@ -35,7 +35,7 @@ FASTCACHE = {
     "inventory": "errors keys formats layout sources placement numpy",
     "sizing": "budget inventory memory placement settings units numpy slabs",
     "sidecar": "errors fingerprint inventory placement numpy fastcache_ext",  # its CRC alone
-    "assembly": "errors units settings sidecar describe inventory placement sizing numpy",
+    "assembly": "errors units formats settings sidecar describe inventory placement sizing numpy",
     "waves": "",
     "warming": "keys",
     "fingerprint": "inventory numpy",

@@ -137,6 +137,17 @@ def test_a_weight_whose_zero_points_are_one_to_an_element_is_decoded():
     np.testing.assert_array_equal(got, (integers.astype(np.float32) - zeros) * scale)
 
 
+@pytest.mark.parametrize(("n_out", "shape"), [(4, (1, 1)), (8, (2, 1)), (8, (8, 1)), (4, (1,))])
+def test_packed_zero_points_of_codes_that_are_not_packed_are_refused(n_out, shape):
+    arrays = {
+        "up.weight": np.ones((n_out, 8), np.int8),
+        "up.weight_scale": np.ones((n_out, 1), np.float32),
+        "up.weight_zero_point": np.full(shape, 0x01020304, np.int32),
+    }
+    with pytest.raises(UnsupportedCheckpoint, match=r"up\.weight_zero_point.*int32"):
+        fastcache.linear(np.ones(8, np.float32), arrays, "up")
+
+
 def test_views_slices_and_copies_keep_the_schemes_and_equal_any_other_array_of_the_type():
     dtype = carrier(np.dtype(ml_dtypes.float8_e4m3fn), (Scheme((128, 128)),))
     array = np.zeros((4, 6), dtype)
@@ -215,6 +226,11 @@ REFUSED = carrier(np.dtype(np.int32), (Scheme(problem="quantization_config.quant
         ({**INT4, "up.weight_g_idx": np.zeros(64, np.int32)}, UnsupportedCheckpoint, "actorder"),
         ({**INT4, "up.weight_packed": np.zeros((16, 8), REFUSED)}, UnsupportedCheckpoint, "quant_method is 'gptq'"),
         ({**INT4, "up.weight_packed": np.zeros((16, 8), np.int64)}, UnsupportedCheckpoint, "int64"),
+        ({**INT4, "up.weight_global_scale": np.ones(1, np.float32)}, UnsupportedCheckpoint, "a factor"),
+        ({**FP8, "up.weight_scale_2": np.ones(1, np.float32)}, UnsupportedCheckpoint, "a factor"),
+        ({**FP8, "up.weight_global_scale": np.ones(1, np.float32)}, UnsupportedCheckpoint, "a factor"),
+        ({**FP8, "up.pre_quant_scale": np.ones(64, np.float32)}, UnsupportedCheckpoint, "a factor"),
+        ({**NVFP4, "up.pre_quant_scale": np.ones(64, np.float32)}, UnsupportedCheckpoint, "a factor"),
         (without(NVFP4, "up.weight_global_scale"), MissingTensor, "weight_global_scale"),
         ({**NVFP4, "up.weight_global_scale": np.ones(2, np.float32)}, CheckpointError, "one number"),
         ({**NVFP4, "up.weight_scale": np.ones((16, 4), np.float32)}, UnsupportedCheckpoint, "float32"),

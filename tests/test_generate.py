@@ -1,6 +1,7 @@
 """Sampling, stopping, text, and `fastcache generate`."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from trunks import tensors_of
 
 from fastcache import moe
-from fastcache.errors import CheckpointNotFound, UnsupportedCheckpoint
+from fastcache.errors import CheckpointChanged, CheckpointNotFound, UnsupportedCheckpoint
 from fastcache.moe.cache import LayerCache
 from fastcache.moe.sampling import sample
 from fastcache.moe.tokens import Detokenizer, tokenizer_of
@@ -49,6 +50,21 @@ def test_samples_follow_the_probabilities_and_keep_to_top_k_and_top_p():
     np.testing.assert_allclose(np.bincount(hot) / 4000, 0.25, atol=0.04)
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-308, 5e-324])
+def test_however_low_the_temperature_the_likeliest_is_chosen(temperature):
+    rng = np.random.default_rng(0)
+    logits = np.array([1, 9, 8, -5, -np.inf], np.float32)
+    assert {sample(logits, rng, temperature=temperature) for _ in range(20)} == {1}
+    assert {sample(logits, rng, temperature=1e300, top_k=4) for _ in range(200)} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_choose_no_token(broken, temperature):
+    with pytest.raises(ValueError, match=r"no numbers: that of token 1 is"):
+        sample(np.array([1, broken, 3], np.float32), np.random.default_rng(0), temperature=temperature)
+
+
 def test_a_seed_gives_the_same_tokens_again_and_another_gives_others(model):
     def tokens(seed):
         return list(model.generate(IDS, 12, temperature=3.0, seed=seed, stop=()))
@@ -77,7 +93,7 @@ def test_wrong_ids_and_settings_are_named(model):
     for ids in ([], [[1]], [1.5], [128], [-1]):
         with pytest.raises(ValueError, match="ids must be"):
             model.forward(ids)
-    for wrong in ({"temperature": -1}, {"top_k": 0}, {"top_p": 0}):
+    for wrong in ({"temperature": -1}, {"temperature": np.inf}, {"temperature": np.nan}, {"top_k": 0}, {"top_p": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             model.generate(IDS, 1, **wrong)
     with pytest.raises(ValueError, match="budget, engine: for experts that are streamed"):
@@ -106,6 +122,54 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(model, monkeypatch):
     monkeypatch.undo()
     assert [each.length for each in cache] == [len(IDS)] * model.layers
     assert model.forward([3], cache).tobytes() == before.tobytes()
+
+
+def test_a_head_that_fails_leaves_the_cache_as_it_was_too(model, monkeypatch):
+    cache = model.new_cache()
+    model.forward(IDS, cache)
+    monkeypatch.setattr(model, "_head", "not.there.weight")
+    with pytest.raises(KeyError):
+        model.forward([3], cache)
+    assert [each.length for each in cache] == [len(IDS)] * model.layers
+
+
+@pytest.mark.parametrize("experts", ["stream", "resident"])
+def test_a_trunk_that_is_written_to_in_place_ends_generation(tmp_path, experts):
+    shutil.copytree(PATH, tmp_path / "model")
+    (file,) = (tmp_path / "model").glob("*.safetensors")
+    wanted = file.read_bytes()
+    with moe.load(tmp_path / "model", experts=experts) as model:
+        cache = model.new_cache()
+        tokens = model.generate(IDS, 6, stop=(), cache=cache)
+        next(tokens)
+        status = file.stat()
+        with open(file, "r+b") as written:  # of the same size, and in the page cache that is mapped
+            written.seek(len(wanted) // 2)
+            written.write(bytes(len(wanted) // 2))
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
+        with pytest.raises(CheckpointChanged, match="has changed since"):
+            next(tokens)
+        assert cache.length == len(IDS)
+
+
+def test_a_file_that_is_replaced_by_renaming_changes_nothing(tmp_path):
+    shutil.copytree(PATH, tmp_path / "model")
+    (file,) = (tmp_path / "model").glob("*.safetensors")
+    with moe.load(tmp_path / "model") as model:
+        wanted = list(model.generate(IDS, 6, stop=()))
+        (tmp_path / "other").write_bytes(bytes(file.stat().st_size))
+        os.replace(tmp_path / "other", file)
+        assert list(model.generate(IDS, 6, stop=())) == wanted
+        file.unlink()
+        assert list(model.generate(IDS, 6, stop=())) == wanted
+
+
+def test_resident_experts_do_not_pass_for_checked_ones(monkeypatch):
+    monkeypatch.setenv("FASTCACHE_VERIFY", "sidecar")
+    with pytest.raises(ValueError, match="FASTCACHE_VERIFY is set"):
+        moe.load(PATH, experts="resident")
+    monkeypatch.setenv("FASTCACHE_VERIFY", "off")
+    assert moe.load(PATH, experts="resident").store is None
 
 
 def test_the_environment_opts_in_to_two_gibibytes_and_a_budget_wins(monkeypatch):

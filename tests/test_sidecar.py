@@ -259,6 +259,23 @@ def test_a_damaged_sidecar_is_told_from_a_damaged_checkpoint(model, old, new, wh
         fastcache.open(model, budget=0, verify="sidecar")
 
 
+@pytest.mark.parametrize("files", [[1, 2], {"a": 1}, None, [{"name": "a", "bytes": 3}], [{"bytes": 3, "sample": ""}]])
+def test_a_sidecar_whose_own_checksum_fits_may_still_say_nothing_of_files(model, files):
+    path = Path(checksum(model))
+    body = json.loads(path.read_text())
+    body = {name: value for name, value in body.items() if name != "check"} | {"files": files}
+    body["check"] = f"{crc32c(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"
+    path.write_text(json.dumps(body))
+    for use in (lambda: fastcache.open(model, verify="sidecar"), lambda: verify(model)):
+        with pytest.raises(SidecarError, match="damaged"):
+            use()
+
+
+def test_no_path_asks_for_what_a_scan_does(model):
+    with pytest.raises(TypeError, match="verify must be"):
+        fastcache.open(model, verify="\0scan")
+
+
 def test_a_sidecar_is_not_replaced_unasked_and_may_lie_elsewhere(model, disk):
     path = checksum(model)
     with damaged(*place_of(model, 0, 0)):

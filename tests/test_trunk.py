@@ -91,6 +91,24 @@ def test_a_file_that_was_replaced_is_an_error_not_other_weights(tmp_path):
         trunk["lm_head.weight"]
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe/bf16", "gguf/qwen3moe-q2_k.gguf"])
+def test_a_file_that_was_replaced_between_its_header_and_the_store_is_not_read_by_that_header(tmp_path, name):
+    given = DATA / name
+    source = given.parent if given.is_file() else given
+    for path in source.iterdir():
+        if given.is_dir() or path == given:
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    layout = build_layout(tmp_path)
+    other = tmp_path / "other"
+    other.write_bytes(Path(layout.files[0]).read_bytes())
+    os.replace(other, layout.files[0])
+    with pytest.raises(CheckpointChanged, match="since its header was read"):
+        fastcache.open(layout)
+    trunk = Trunk(layout)
+    with pytest.raises(CheckpointChanged, match="has changed since"):
+        trunk[next(iter(trunk))]
+
+
 def test_a_longer_prefix_is_found_and_two_of_them_are_not():
     trunk = Trunk(build_layout(DATA / "mixtral" / "bf16"))
     assert trunk.find("lm_head.weight") == "lm_head.weight"

@@ -23,7 +23,7 @@ import numpy as np
 
 from fastcache.errors import CheckpointError, CheckpointHeaderError, CheckpointTruncated, UnsupportedCheckpoint
 from fastcache.formats import ggml
-from fastcache.formats.header import Header
+from fastcache.formats.header import Header, identity_of
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -166,7 +166,8 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise CheckpointError(f"{path}: not a regular file")
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        identity = identity_of(os.fstat(file.fileno()))
+        size = identity.nbytes
         cursor = _Cursor(file, path, size)
         _check_start(cursor, size)
         n_tensors, n_pairs = cursor.u64("the number of tensors"), cursor.u64("the number of metadata pairs")
@@ -185,7 +186,9 @@ def read_header(path: str | os.PathLike[str]) -> Header:
                 alignment = _alignment(path, kind, value)
             if value is not None:
                 metadata[key] = value
-        return _tensors(cursor, size, n_tensors, alignment, metadata)
+        header = _tensors(cursor, size, n_tensors, alignment, metadata)
+    header.identity = identity
+    return header
 
 
 def _check_start(cursor: _Cursor, size: int) -> None:

@@ -5,10 +5,25 @@ Imports numpy.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+
+
+class Identity(NamedTuple):
+    """What tells a file from another at its path, and from itself before it was written to. A limit, not a proof."""
+
+    device: int
+    inode: int
+    nbytes: int
+    mtime_ns: int
+
+
+def identity_of(status: os.stat_result) -> Identity:
+    """Return the identity of a file, by its status."""
+    return Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class HeaderTensor(NamedTuple):
@@ -39,9 +54,14 @@ class Header(Mapping[str, HeaderTensor]):
         Per tensor, its index in `specs`.
     offset, nbytes : ndarray of int64
         Per tensor; `offset` counts from the start of the file.
+    identity : Identity or None
+        Of the file that was read; None if nobody said.
     """
 
-    __slots__ = ("_row", "data_start", "file_size", "metadata", "names", "nbytes", "offset", "path", "spec", "specs")
+    __slots__ = (
+        *("_row", "data_start", "file_size", "identity", "metadata", "names", "nbytes", "offset", "path", "spec"),
+        "specs",
+    )
 
     def __init__(
         self,
@@ -54,9 +74,11 @@ class Header(Mapping[str, HeaderTensor]):
         spec: np.ndarray,
         offset: np.ndarray,
         nbytes: np.ndarray,
+        identity: Identity | None = None,
     ) -> None:
         self.path, self.file_size, self.data_start, self.metadata = path, file_size, data_start, metadata
         self.names, self.specs, self.spec, self.offset, self.nbytes = names, specs, spec, offset, nbytes
+        self.identity = identity
         self._row: dict[str, int] | None = None
 
     def at(self, row: int) -> HeaderTensor:

@@ -22,7 +22,7 @@ import numpy as np
 
 from fastcache.errors import CheckpointError, CheckpointHeaderError, CheckpointTruncated, UnsupportedCheckpoint
 from fastcache.formats import _header_json
-from fastcache.formats.header import Header
+from fastcache.formats.header import Header, identity_of
 
 MAX_HEADER_BYTES = 100_000_000  # the reference's limit
 
@@ -66,7 +66,8 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise CheckpointError(f"{path}: not a regular file")
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        identity = identity_of(os.fstat(file.fileno()))
+        size = identity.nbytes
         start = file.read(64)
         if len(start) < 8:
             raise CheckpointTruncated(
@@ -93,7 +94,9 @@ def read_header(path: str | os.PathLike[str]) -> Header:
             _not_safetensors(path, start, str(error))
         raise CheckpointHeaderError(f"{path}: {error}") from None
     del raw
-    return _validated(path, size, 8 + length, parsed)
+    header = _validated(path, size, 8 + length, parsed)
+    header.identity = identity
+    return header
 
 
 def _not_safetensors(

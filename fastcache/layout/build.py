@@ -119,6 +119,7 @@ def layout_of(checkpoint: Checkpoint) -> Layout:
         config=checkpoint.config,
         not_indexed=checkpoint.not_indexed,
         format=checkpoint.format,
+        identities=tuple(header.identity for header in checkpoint.headers),
     )
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from fastcache.formats.header import Identity
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
@@ -100,3 +102,4 @@ class Layout:
     config: Mapping[str, Any]  # config.json, or {}; of GGUF, its metadata by the same keys
     not_indexed: tuple[str, ...] = ()  # absolute paths of files in the directory that are not of the checkpoint
     format: str = "safetensors"  # or "gguf"
+    identities: tuple[Identity | None, ...] = ()  # of the files when their headers were read

@@ -2,7 +2,7 @@
 
 Owns `mla_of` and `Mla`. Knows no checkpoint: weights come from a mapping of names to stored arrays, and what was
 computed for earlier tokens from a cache that takes rows. Imports errors, layout.families (config spellings), linear,
-quant, and of moe rope and routers (softmax).
+quant, and of moe norms and rope.
 
 Sources: DeepSeek-V2 (arXiv:2405.04434), section 2.1 and appendix C; DeepSeek-V3, `inference/model.py` (MLA);
 transformers, `modeling_deepseek_v3.py`.
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fastcache.errors import MissingTensor, UnsupportedCheckpoint
 from fastcache.layout.families import config_value
 from fastcache.linear import linear
+from fastcache.moe.norms import RmsNorm
 from fastcache.moe.rope import Config, Rope, rope_of, softmax_scale
 from fastcache.quant.blocks import blocks_to_float32, is_blocks
 from fastcache.quant.coded import coded_weight
@@ -29,7 +30,7 @@ Trunk: TypeAlias = Mapping[str, NDArray[Any]]
 
 SCORES: Final = 8 << 20
 """Attention weights that are held at a time, float32: 32 MiB, or those of one token."""
-_EPSILON: Final = np.float32(1e-6)  # of the two norms inside; `rms_norm_eps` is for those around the block
+_EPSILON: Final = 1e-6  # of the two norms inside; `rms_norm_eps` is for those around the block
 
 
 class LayerCache(Protocol):
@@ -90,7 +91,7 @@ class Mla:
         n = len(x)
         latent, key = np.split(self._project(x, "kv_a_proj_with_mqa"), [self.rank], axis=1)
         rows = np.empty((n, self.rank + self.rotary), np.float32)
-        rows[:, : self.rank] = _rms_norm(latent, self._key_norm)
+        rows[:, : self.rank] = self._key_norm(latent)
         rows[:, self.rank :] = self._rope.rotate(key[:, np.newaxis], start)[:, 0]
         (seen,) = cache.append(rows)  # [S, rank + rotary]
         to_latent, to_value = self._expansions()  # [heads, nope, rank], [heads, value, rank]
@@ -101,7 +102,7 @@ class Mla:
 
     def _queries(self, x: F32, start: int, to_latent: F32) -> F32:
         if self._query_norm is not None:
-            x = _rms_norm(self._project(x, "q_a_proj"), self._query_norm)
+            x = self._query_norm(self._project(x, "q_a_proj"))
             x = self._project(x, "q_b_proj")
         else:
             x = self._project(x, "q_proj")
@@ -155,9 +156,9 @@ class Mla:
         bias = self._trunk.get(f"{self._prefix}{name}.bias")
         return y if bias is None else y + to_float32(bias)
 
-    def _norm(self, name: str) -> F32:
+    def _norm(self, name: str) -> RmsNorm:
         self._require(name)
-        return to_float32(self._trunk[f"{self._prefix}{name}.weight"])
+        return RmsNorm(to_float32(self._trunk[f"{self._prefix}{name}.weight"]), _EPSILON)
 
     def _require(self, *names: str) -> None:
         for name in names:
@@ -197,13 +198,6 @@ def _widened(trunk: Trunk, name: str) -> F32:
         return coded.dense()
     stored = trunk[name]
     return blocks_to_float32(stored) if is_blocks(stored.dtype) else to_float32(stored)
-
-
-def _rms_norm(x: F32, weight: F32) -> F32:
-    """Return x / rms(x) * weight over the last axis."""
-    mean: F32 = np.square(x).mean(axis=-1, keepdims=True)
-    result: F32 = weight * (x * (np.float32(1) / np.sqrt(mean + _EPSILON)))
-    return result
 
 
 def _count(config: Config, key: str) -> int:

@@ -121,8 +121,10 @@ class Model:
         ------
         ValueError
             Ids are not a list of integers in the vocabulary.
+        CheckpointChanged
+            A file of the trunk was written to.
         FastcacheError
-            What the store raises; the cache is then as it was.
+            What the store raises. After any error the cache is as it was.
 
         Notes
         -----
@@ -130,6 +132,7 @@ class Model:
         last bits (sums of other shapes round differently); a store, its budget and what it reads ahead change none.
         """
         ids = self._checked(ids)
+        self.trunk.check()  # and below: nothing is computed of other weights, or it is not given
         cache = self.new_cache() if cache is None else cache
         start = cache.length
         phase = nullcontext() if self.store is None else self.store.phase("decode" if len(ids) == 1 else "prefill")
@@ -147,12 +150,13 @@ class Model:
                         y = layer.feed_forward(layer.second_norm(part))
                         y *= self._times_residual
                         part += y
+            logits = linear(self._norm(h[-1:] if last_only else h), self._tensors, self._head)
+            if self._over_logits != 1:
+                logits /= self._over_logits
+            self.trunk.check()
         except BaseException:
             cache.truncate(start)
             raise
-        logits = linear(self._norm(h[-1:] if last_only else h), self._tensors, self._head)
-        if self._over_logits != 1:
-            logits /= self._over_logits
         return logits
 
     def generate(
@@ -353,6 +357,11 @@ def load(
         raise ValueError(f'experts is "stream" or "resident", not {experts!r}')
     if trunk not in ("mapped", "resident"):
         raise ValueError(f'trunk is "mapped" or "resident", not {trunk!r}')
+    if experts == "resident" and from_environment("FASTCACHE_VERIFY") not in (None, "off"):
+        raise ValueError(
+            'FASTCACHE_VERIFY is set, and resident experts are held to no sidecar: stream them, with budget="all", or '
+            "unset it and run `fastcache verify`"
+        )
     if experts == "resident" and (options or budget is not None):
         given = ", ".join([*(["budget"] if budget is not None else []), *options])
         raise ValueError(f"{given}: for experts that are streamed; these are resident")

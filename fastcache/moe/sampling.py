@@ -41,12 +41,21 @@ def sample(
         Only among so many of the likeliest.
     top_p : float, optional
         Only among the fewest likeliest that together have this probability.
+
+    Raises
+    ------
+    ValueError
+        The largest logit is infinite, or one is no number: broken weights. What would be chosen means nothing.
     """
+    likeliest = int(logits.argmax())  # the first that is no number, if there is one
+    if not np.isfinite(logits[likeliest]):
+        raise ValueError(f"the logits are no numbers: that of token {likeliest} is {logits[likeliest]}")
     if temperature == 0:
-        return int(logits.argmax())
-    scaled = logits.astype(np.float64) / temperature
+        return likeliest
+    with np.errstate(over="ignore"):  # beside the likeliest, whose logit is 0, others are then as good as impossible
+        scaled = (logits.astype(np.float64) - np.float64(logits[likeliest])) / temperature
     order = np.argsort(-scaled, kind="stable")[: top_k or None]
-    chances = np.exp(scaled[order] - scaled[order[0]])
+    chances = np.exp(scaled[order])
     chances /= chances.sum()
     if top_p is not None:
         kept = int(np.searchsorted(np.cumsum(chances), top_p)) + 1

@@ -23,6 +23,7 @@ F32: TypeAlias = NDArray[np.float32]
 Pair: TypeAlias = tuple[int, int]
 
 _SCALES: Final = ("weight_scale_inv", "weight_scale", "scale")  # of "weight" and "weight_packed"; w = code * scale
+_FURTHER: Final = ("weight_global_scale", "weight_scale_2", "pre_quant_scale")  # the first is NVFP4's second scale
 _PIECE_BYTES: Final = 256 << 10
 _DENSE_BYTES: Final = 2 << 20  # of float32, that a whole weight is decoded in at a time
 
@@ -152,6 +153,10 @@ def coded_weight(arrays: Arrays, name: str, *, values: bool = True) -> Coded | N
                 raise UnsupportedCheckpoint(f"{order!r}: columns sorted into groups (actorder) are not decoded")
             if codes.ndim != 2:
                 raise UnsupportedCheckpoint(f"{label!r} has shape {codes.shape}; codes of 2 axes are decoded")
+            second = 1 if suffix == "weight_packed" and codes.dtype == np.uint8 else 0
+            for further in _FURTHER[second:]:
+                if (other := f"{stem}.{further}") in arrays:
+                    raise UnsupportedCheckpoint(f"{label!r}: {other!r} beside it is a factor that is not decoded")
             usable = tuple(scheme for scheme in schemes if not scheme.problem)
             scale = arrays[scales[0]]
             if suffix == "weight":
@@ -195,7 +200,12 @@ def _one_to_a_code(
         )
     shape = (codes.shape[0], codes.shape[1])
     grid, block = _lay(label, shape, scale, schemes)
-    return Coded(shape, codes, how, grid, block, None, _zero_points(arrays, stem, grid, schemes))
+    zeros = _zero_points(arrays, stem, grid, schemes)
+    if zeros is not None and zeros.dtype != np.int8:
+        raise UnsupportedCheckpoint(
+            f"'{stem}.weight_zero_point' is {zeros.dtype} {zeros.shape}: of codes that are not packed, int8 is decoded"
+        )
+    return Coded(shape, codes, how, grid, block, None, zeros)
 
 
 def _packed_e2m1(
