@@ -25,6 +25,7 @@ from fastcache_ext.arena cimport (
     FC_HUGE_OFF, FC_HUGE_THP, FC_HUGE_TLB, arena_new, arena_unref, fc_arena, fc_slabs,
     fork_generation, slabs_read,
 )
+from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.files cimport FileSet
 from fastcache_ext.ghosts cimport MAX_GHOSTS
 from fastcache_ext.given cimport key_parts, shown
@@ -325,7 +326,7 @@ cdef class Core:
     cdef int check(self) except -1:
         """Not a forked child's, not closed: or the exception. Costs two compares."""
         self.same_process()
-        if self.c == NULL or self.c.closing:
+        if self.c == NULL or fc_load32(&self.c.closing):
             raise self._error(FC_ECLOSED, None, None, None, 0, 0, 0)
         return 0
 

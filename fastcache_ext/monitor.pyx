@@ -303,7 +303,7 @@ cdef void core_close(fc_core *c) noexcept nogil:
     cdef int k
     cdef bint stop = False
     pthread_mutex_lock(&c.mutex)
-    c.closing = 1
+    fc_store32(&c.closing, 1)              # read without the mutex too
     for k in range(2):
         while c.queue.head[k] != NULL:
             load = c.queue.head[k]
