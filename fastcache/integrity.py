@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcache.errors import BatchFailed, CheckpointMismatch, ChecksumMismatch
+from fastcache.errors import BatchFailed, CheckpointMismatch, ChecksumMismatch, SidecarError
 from fastcache.failures import CHECKSUM, failure
 from fastcache.fingerprint import fingerprint
 from fastcache.inventory import Inventory, inventory_of
@@ -94,13 +94,15 @@ def checksum(
     BatchFailed
         Experts could not be read: `.failed` says which and why. Nothing was written.
     CheckpointError, OSError
-        The checkpoint cannot be trusted; the sidecar cannot be written.
+        The checkpoint cannot be trusted; the sidecar cannot be written (SidecarError: a directory is in its place).
     """
     inventory = inventory_of(path)
     beside = sidecar_path(inventory)
     target = beside if output is None else os.path.abspath(os.fsdecode(output))
     if not overwrite and os.path.lexists(target):
         raise already_there(target)
+    if os.path.isdir(target):
+        raise SidecarError(f"{target}: a directory, which no sidecar replaces: give another place as output")
     directory = os.path.dirname(target)
     if not os.access(directory, os.W_OK):
         raise PermissionError(f"{directory}: cannot be written to: give another place as output")

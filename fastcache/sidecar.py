@@ -141,13 +141,15 @@ def read_sidecar(path: str) -> Sidecar:
     SidecarNotFound
         There is none.
     SidecarError
-        It is damaged, or of a version or an algorithm that this program does not know.
+        It is damaged, a directory, or of a version or an algorithm that this program does not know.
     """
     try:
         with open(path, "rb") as file:
             body = json.loads(file.read())
     except FileNotFoundError:
         raise SidecarNotFound(f"{path}: there is no sidecar of checksums; {_HINT}") from None
+    except IsADirectoryError:
+        raise SidecarError(f"{path}: a directory, not a sidecar of checksums; {_HINT}") from None
     except (ValueError, RecursionError) as error:
         raise SidecarError(f"{path}: no sidecar, or a damaged one: not JSON ({error}); {_HINT}") from None
     if not isinstance(body, dict) or body.get("format") != FORMAT:

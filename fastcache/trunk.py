@@ -1,6 +1,7 @@
 """Every tensor of a checkpoint that belongs to no routed expert, by its on-disk name, where it lies: memory maps.
 
-Owns `Trunk`. Reads no bytes itself: the system does, when an array's pages are touched. Knows no family and no store.
+Owns `Trunk`, and `ByName`, what it shares with other mappings of names to tensors. Reads no bytes itself: the system
+does, when an array's pages are touched. Knows no family and no store.
 Imports errors, formats, layout and numpy.
 """
 
@@ -25,7 +26,22 @@ from fastcache.layout.record import Layout, TensorInfo
 Array: TypeAlias = NDArray[Any]
 
 
-class Trunk(Mapping[str, Array]):
+class ByName(Mapping[str, Array]):
+    """Tensors by the names in `_names`: whatever is cheap to say of them without touching one."""
+
+    _names: Mapping[str, Any]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+
+class Trunk(ByName):
     """Names to read-only arrays over memory maps of the files, as stored.
 
     bfloat16, float8 and the like are ml_dtypes' arrays; GGML's types are uint8 [..., bytes of a row] whose dtype says
@@ -52,6 +68,7 @@ class Trunk(Mapping[str, Array]):
 
     def __init__(self, layout: Layout | None = None) -> None:
         self._infos: Mapping[str, TensorInfo] = {} if layout is None else layout.trunk
+        self._names = self._infos
         self._files = () if layout is None else layout.files
         self._quantization = Quantization({} if layout is None else layout.config)
         self._gguf = layout is not None and layout.format == "gguf"
@@ -72,15 +89,6 @@ class Trunk(Mapping[str, Array]):
         if array is None:
             array = self._arrays[name] = self._mapped(self._infos[name])
         return array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._infos)
-
-    def __len__(self) -> int:
-        return len(self._infos)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._infos
 
     def __repr__(self) -> str:
         return f"<Trunk: {len(self)} tensors, {self.nbytes} bytes in {len(self._seen)} files>"

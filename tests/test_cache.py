@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fastcache.errors import CheckpointMismatch
 from fastcache.moe.cache import KVCache, LayerCache
 
 
@@ -52,3 +53,29 @@ def test_a_cut_cache_goes_on_from_the_cut():
     np.testing.assert_array_equal(seen, np.concatenate([rows(3), rows(1, 100)]))
     with pytest.raises(ValueError, match="cannot be cut"):
         cache.truncate(5)
+
+
+def test_a_cache_belongs_to_the_model_whose_tokens_it_has_until_it_is_empty():
+    cache, shapes = KVCache(2), [((3,),)] * 2
+    cache.claim(shapes, "a", "model a")
+    for layer in cache:
+        layer.append(rows(5))
+    cache.claim(shapes, "a", "model a")
+    with pytest.raises(CheckpointMismatch, match="5 tokens of model a, and was given to model b"):
+        cache.claim(shapes, "b", "model b")
+    with pytest.raises(CheckpointMismatch, match="cache of 2 layers was given to model c, which has 3"):
+        cache.claim([*shapes, ((3,),)], "c", "model c")
+    with pytest.raises(CheckpointMismatch, match=r"layer 1 .* rows of \(\(3,\),\) .* model d are \(\(2, 4\),\)"):
+        cache.claim([((3,),), ((2, 4),)], "d", "model d")
+    cache.truncate(0)
+    cache.claim([((2, 4),)] * 2, "d", "model d")
+    for layer in cache:
+        layer.append(np.zeros((1, 2, 4), np.float32))
+    assert cache[0].shapes == ((2, 4),)
+
+
+def test_a_cache_with_layers_of_several_lengths_is_refused_until_it_is_cut():
+    cache = KVCache(2)
+    cache[0].append(rows(2))
+    with pytest.raises(CheckpointMismatch, match=r"have \[0, 2\] tokens: truncate it to 0"):
+        cache.claim([((3,),)] * 2, "a", "model a")

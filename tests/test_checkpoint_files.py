@@ -44,6 +44,17 @@ def test_a_directory_with_an_index_a_file_and_a_directory_without_one_open(tmp_p
     assert (single.files, single.config["num_experts"]) == (indexed.files[:1], 4)
 
 
+def test_a_directory_in_the_place_of_a_json_file_is_named(tmp_path):
+    root = two_shards(tmp_path)
+    for name, error in ((INDEX_NAME, CheckpointIndexError), ("config.json", CheckpointError)):
+        (root / name).rename(tmp_path / "kept")
+        (root / name).mkdir()
+        with pytest.raises(error, match=f"{name}: a directory, not a JSON file"):
+            open_checkpoint(root)
+        (root / name).rmdir()
+        (tmp_path / "kept").rename(root / name)
+
+
 def test_relative_paths_become_absolute(tmp_path, monkeypatch):
     two_shards(tmp_path)
     monkeypatch.chdir(tmp_path)

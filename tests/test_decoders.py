@@ -1,17 +1,13 @@
 """Whole models through `fastcache.moe.load`, against what transformers recorded, and streamed against resident."""
 
-import functools
-from pathlib import Path
-
 import numpy as np
 import pytest
+from recorded import assert_close, case, recorded
 
 from fastcache import moe
 from fastcache.errors import CheckpointNotFound
-from fastcache.layout.families import FAMILIES as LAYOUTS
 from fastcache.moe.decoder import DECODERS
 
-CASES = (Path(__file__).parent / "data", Path(__file__).parents[2] / "shared" / "oracle" / "cases")
 FAMILIES = (
     "mixtral",
     "qwen2_moe",
@@ -24,28 +20,7 @@ FAMILIES = (
     "deepseek_v3",
     "kimi_k2",
 )
-RTOL = 1e-5  # of max |logit|
 BUDGETS = ("all", "2 cycles", "0.5 cycles", "one expert", 1)
-
-
-def case(family):
-    if family not in {name for row in LAYOUTS for name in (row.name, *row.model_types)}:
-        pytest.skip(f"no layout of {family}")
-    for root in CASES:
-        if (root / family / "full.npz").exists():
-            return root / family
-    pytest.skip(f"no recorded case of {family} in tests/data or ../shared/oracle/cases")
-
-
-@functools.cache
-def recorded(path):
-    with np.load(path / "full.npz") as file:
-        return dict(file)
-
-
-def assert_close(got, wanted):
-    assert got.dtype == np.float32 and got.shape == wanted.shape
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=RTOL * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("trunk", ["mapped", "resident"])
@@ -63,9 +38,7 @@ def test_logits_and_the_greedy_continuation_are_the_recorded_ones(family, stored
 
 @pytest.mark.parametrize(("family", "stored"), [("gpt_oss_mxfp4", "mxfp4"), ("deepseek_v3_fp8", "fp8")])
 def test_encoded_checkpoints_give_the_recorded_logits(family, stored):
-    path = next((root / family for root in CASES if (root / family / "full.npz").exists()), None)
-    if path is None:
-        pytest.skip(f"no recorded case of {family}")
+    path = case(family)
     data = recorded(path)
     for trunk in ("mapped", "resident"):
         with moe.load(path / stored, budget="all", trunk=trunk) as model:

@@ -13,7 +13,7 @@ import pytest
 from trunks import tensors_of
 
 from fastcache import moe
-from fastcache.errors import CheckpointChanged, CheckpointNotFound, UnsupportedCheckpoint
+from fastcache.errors import CheckpointChanged, CheckpointMismatch, CheckpointNotFound, UnsupportedCheckpoint
 from fastcache.moe.cache import LayerCache
 from fastcache.moe.sampling import sample
 from fastcache.moe.tokens import Detokenizer, tokenizer_of
@@ -100,6 +100,119 @@ def test_wrong_ids_and_settings_are_named(model):
         moe.load(PATH, experts="resident", budget="all", engine="pread")
     with pytest.raises(ValueError, match='experts is "stream" or "resident"'):
         moe.load(PATH, experts="disk")
+    with pytest.raises(ValueError, match='predictor is a Predictor, "lookahead" or None'):
+        moe.load(PATH, predictor="lokahead")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        ({"stop": "ab"}, TypeError, "stop takes token ids, not text; got 'ab'"),
+        ({"stop": b"ab"}, TypeError, "stop takes token ids, not text"),
+        ({"stop": ["ab"]}, TypeError, "each token of stop must be an integer; got 'ab'"),
+        ({"stop": [[1, 2]]}, TypeError, r"each token of stop must be an integer; got \[1, 2\]"),
+        ({"stop": True}, TypeError, "each token of stop must be an integer; got True"),
+        ({"stop": 1.5}, TypeError, "each token of stop must be an integer; got 1.5"),
+        ({"stop": {3, 128}}, ValueError, "tokens of stop must be from 0 to 127; got 128"),
+        ({"stop": -1}, ValueError, "tokens of stop must be from 0 to 127; got -1"),
+        ({"temperature": "warm"}, TypeError, "temperature must be a number; got 'warm'"),
+        ({"temperature": True}, TypeError, "temperature must be a number; got True"),
+        ({"temperature": None}, TypeError, "temperature must be a number; got None"),
+        ({"top_k": 1.5}, TypeError, "top_k must be an integer, or None; got 1.5"),
+        ({"top_k": True}, TypeError, "top_k must be an integer, or None; got True"),
+        ({"top_k": "3"}, TypeError, "top_k must be an integer, or None; got '3'"),
+        ({"top_p": "half"}, TypeError, "top_p must be a number, or None; got 'half'"),
+        ({"top_p": True}, TypeError, "top_p must be a number, or None; got True"),
+        ({"top_p": 1.5}, ValueError, "top_p must be above 0 and at most 1, or None; got 1.5"),
+        ({"top_p": float("nan")}, ValueError, "top_p must be above 0"),
+        ({"seed": 1.5}, TypeError, "seed must be an integer, or None; got 1.5"),
+        ({"seed": "x"}, TypeError, "seed must be an integer, or None; got 'x'"),
+        ({"seed": False}, TypeError, "seed must be an integer, or None; got False"),
+        ({"seed": -1}, ValueError, "seed must be at least 0, or None; got -1"),
+        ({"max_tokens": True}, TypeError, "max_tokens must be an integer; got True"),
+        ({"max_tokens": "5"}, TypeError, "max_tokens must be an integer; got '5'"),
+        ({"cache": [1, 2]}, TypeError, "cache is a KVCache"),
+        ({"ids": [[1], [2, 3]]}, ValueError, "ids must be a list of token ids"),
+        ({"ids": "ab"}, ValueError, "ids must be a list"),
+        ({"ids": [True]}, ValueError, "ids must be integers; got bool"),
+    ],
+)
+def test_a_wrong_argument_is_refused_at_the_call_and_named(model, wrong, error, said):
+    with pytest.raises(error, match=said):
+        model.generate(**{"ids": IDS, "max_tokens": 1, **wrong})
+
+
+def test_stop_is_a_token_or_any_number_of_them(model):
+    free = list(model.generate(IDS, 8, stop=()))
+    end = next(token for i, token in enumerate(free) if token not in free[:i] and i > 1)
+    before = free[: free.index(end)]
+    other = next(token for token in range(128) if token not in free)
+    for stop in (end, [end], {end, other}, np.int64(end), np.array(end), np.array([other, end]), (t for t in (end,))):
+        assert list(model.generate(IDS, 8, stop=stop)) == before
+    arguments = {"temperature": np.float32(0.5), "top_k": np.int32(3), "top_p": np.float64(0.9), "seed": np.uint8(1)}
+    assert len(list(model.generate(IDS, np.int64(2), stop=(), **arguments))) == 2
+
+
+def test_however_generation_ends_the_cache_has_all_but_the_last_token_and_goes_on_as_if_it_had_not(model):
+    free = list(model.generate(IDS, 12, stop=()))
+    first_seen = [i for i, token in enumerate(free) if token not in free[:i]]
+    for given in range(8):
+        endings = {"most": {"max_tokens": given, "stop": ()}}
+        if given in first_seen:
+            endings["stop"] = {"max_tokens": 12, "stop": free[given]}
+        for how in endings.values():
+            cache = model.new_cache()
+            assert list(model.generate(IDS, **how, cache=cache)) == free[:given]
+            text = IDS + free[:given]
+            assert cache.length == len(text) - 1, how
+            rest = list(model.generate(text[cache.length :], 12 - given, stop=(), cache=cache))
+            assert rest == free[given:], how
+    cache = model.new_cache()
+    for _ in zip(range(3), model.generate(IDS, 12, stop=(), cache=cache), strict=False):  # left by the one who asked
+        pass
+    assert cache.length == len(IDS) + 2
+
+
+def test_a_prompt_of_one_token_that_stops_at_once_leaves_an_empty_cache(model):
+    (end,) = model.generate([5], 1, stop=())
+    cache = model.new_cache()
+    assert list(model.generate([5], 4, stop=end, cache=cache)) == [] and cache.length == 0
+    assert list(model.generate([5], 0, cache=cache)) == [] and cache.length == 0
+
+
+def test_the_cache_of_another_model_is_refused_before_anything_is_computed(model, tmp_path):
+    shutil.copytree(PATH, tmp_path / "other")
+    asked = model.store.stats().requests
+    with moe.load(DATA / "mixtral" / "bf16") as shorter, moe.load(tmp_path / "other") as twin:
+        for cache, said in (
+            (moe.KVCache(2), "a cache of 2 layers was given to qwen3_moe of 3 layers in .*, which has 3"),
+            (shorter.new_cache(), "a cache of 2 layers"),
+        ):
+            with pytest.raises(CheckpointMismatch, match=said):
+                model.forward(IDS, cache)
+            with pytest.raises(CheckpointMismatch, match=said):
+                model.generate(IDS, 1, cache=cache)
+        cache = twin.new_cache()
+        twin.forward(IDS, cache)
+        with pytest.raises(CheckpointMismatch, match="4 tokens of qwen3_moe of 3 layers in .*other"):
+            model.forward(IDS, cache)
+    cache = moe.KVCache(3)
+    cache[0].append(np.zeros((1, 7), np.float32))
+    with pytest.raises(CheckpointMismatch, match=r"layers of this cache have \[0, 1\] tokens"):
+        model.forward(IDS, cache)
+    cache[1].append(np.zeros((1, 7), np.float32))
+    cache[2].append(np.zeros((1, 7), np.float32))
+    with pytest.raises(CheckpointMismatch, match=r"keeps rows of \(\(7,\),\) .* are \(\(2, 16\), \(2, 16\)\)"):
+        model.forward(IDS, cache)
+    assert model.store.stats().requests == asked
+
+
+def test_streamed_and_resident_models_of_one_checkpoint_share_a_cache(model):
+    cache = model.new_cache()
+    first = list(model.generate(IDS, 4, stop=(), cache=cache))
+    with moe.load(PATH, experts="resident") as resident:
+        rest = list(resident.generate(first[-1:], 4, stop=(), cache=cache))
+    assert first + rest == list(model.generate(IDS, 8, stop=()))
 
 
 def test_a_step_that_fails_leaves_the_cache_as_it_was(model, monkeypatch):

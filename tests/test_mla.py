@@ -1,10 +1,10 @@
 """Latent attention against recorded hidden states, and against attention with expanded keys, written out here."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
+from recorded import RTOL, case, recorded
 from trunks import Rows, trunk_of
 
 from fastcache.errors import MissingTensor, UnsupportedCheckpoint
@@ -14,8 +14,6 @@ from fastcache.moe.mla import mla_of
 from fastcache.moe.rope import rope_of
 from fastcache.quant.floats import to_float32
 
-CASES = Path(__file__).parents[2] / "shared" / "oracle" / "cases"
-RTOL = 1e-5
 PREFIX = "model.layers.3.self_attn."
 CONFIG = {
     "num_attention_heads": 3,
@@ -215,11 +213,9 @@ def test_a_missing_tensor_is_named(name):
 @pytest.mark.parametrize("stored", ["f32", "bf16"])
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "kimi_k2"])
 def test_a_layer_equals_the_recorded_one(family, stored):
-    path = CASES / family
-    if not (path / "full.npz").exists():
-        pytest.skip(f"no recorded case of {family} in ../shared/oracle/cases")
+    path = case(family)
     layout, trunk = trunk_of(path / stored)
-    full = dict(np.load(path / "full.npz"))
+    full = recorded(path)
     last = layout.config["num_hidden_layers"] - 1
     for layer in range(last + 1):
         prefix, h = f"model.layers.{layer}.", full[f"hidden.{layer}"]

@@ -1,10 +1,8 @@
 """The NumPy MoE block equals what transformers recorded, from any store, in any order of arrival."""
 
-import functools
-from pathlib import Path
-
 import numpy as np
 import pytest
+from recorded import RTOL, case, recorded
 from shuffled import Shuffled
 
 from fastcache.errors import UnknownExpert
@@ -13,7 +11,6 @@ from fastcache.layout.families import FAMILIES as LAYOUTS
 from fastcache.moe import ResidentExperts, load_block
 from fastcache.moe.families import FORWARDS
 
-CASES = (Path(__file__).parent / "data", Path(__file__).parents[2] / "shared" / "oracle" / "cases")
 FAMILIES = (
     "dbrx",
     "ernie4_5_moe",
@@ -34,24 +31,10 @@ FAMILIES = (
     "gpt_oss",
     "granitemoe",
 )
-RTOL = 1e-5  # of max |y|: what independent float32 implementations differ by, times ten
-
-
-def case(family):
-    for root in CASES:
-        if (root / family / "block.npz").exists():
-            return root / family
-    pytest.skip(f"no recorded case of {family} in tests/data or ../shared/oracle/cases")
-
-
-@functools.cache
-def recorded(path):
-    with np.load(path / "block.npz") as file:
-        return dict(file)
 
 
 def moe_layers(path):
-    return sorted({int(name[1:].split(".")[0]) for name in recorded(path)})
+    return sorted({int(name[1:].split(".")[0]) for name in recorded(path, "block")})
 
 
 ENCODED = [("gpt_oss_mxfp4", "mxfp4"), ("deepseek_v3_fp8", "fp8")]
@@ -61,8 +44,8 @@ cases = pytest.mark.parametrize(("family", "stored"), CASES_OF)
 
 @cases
 def test_a_block_equals_the_recorded_one(family, stored):
-    path = case(family)
-    data = recorded(path)
+    path = case(family, "block")
+    data = recorded(path, "block")
     layout = build_layout(path / stored)
     assert list(layout.layers) == moe_layers(path)
     for layer in layout.layers:
@@ -86,9 +69,9 @@ def test_a_block_equals_the_recorded_one(family, stored):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float32_and_bfloat16_files_of_the_same_weights_give_the_same_bits(family):
-    path = case(family)
+    path = case(family, "block")
     for layer in moe_layers(path):
-        x = recorded(path)[f"L{layer}.x"]
+        x = recorded(path, "block")[f"L{layer}.x"]
         blocks = [load_block(path / stored, layer, experts="resident") for stored in ("f32", "bf16")]
         assert blocks[0](x).tobytes() == blocks[1](x).tobytes()
         assert blocks[0](x[:1]).tobytes() == blocks[1](x[:1]).tobytes()
@@ -96,10 +79,10 @@ def test_float32_and_bfloat16_files_of_the_same_weights_give_the_same_bits(famil
 
 @cases
 def test_arrival_order_never_changes_a_bit(family, stored):
-    path = case(family)
+    path = case(family, "block")
     layout = build_layout(path / stored)
     layer = moe_layers(path)[-1]
-    x = recorded(path)[f"L{layer}.x"]
+    x = recorded(path, "block")[f"L{layer}.x"]
     wanted = load_block(layout, layer, experts="resident")(x).tobytes()
     for seed in range(5):
         store = Shuffled(layout, layer, seed)
@@ -110,7 +93,7 @@ def test_arrival_order_never_changes_a_bit(family, stored):
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "deepseek_v3"])
 def test_resident_arrays_are_read_only_aligned_and_strided_as_the_layout_says(family):
-    layout = build_layout(case(family) / "bf16")
+    layout = build_layout(case(family, "block") / "bf16")
     for layer, located in layout.layers.items():
         resident = ResidentExperts(layout, layer)
         assert len(resident) == len(located)
@@ -122,7 +105,7 @@ def test_resident_arrays_are_read_only_aligned_and_strided_as_the_layout_says(fa
 
 def test_a_dense_layer_is_an_unknown_expert_that_names_the_others():
     with pytest.raises(UnknownExpert, match=r"layer 1 .*0, 2"):
-        load_block(case("qwen3_moe") / "f32", 1, experts="resident")
+        load_block(case("qwen3_moe", "block") / "f32", 1, experts="resident")
 
 
 def test_every_forward_has_a_layout_and_every_recorded_case_a_forward():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from checkpoints import moe_dir, name_of, qwen
 from codes import float8, mxfp4_packed, nvfp4, packed_integers
-from test_moe_oracle import CASES
+from recorded import SHARED, case
 
 import fastcache
 from fastcache.errors import CheckpointError, UnsupportedCheckpoint
@@ -201,7 +201,7 @@ def test_a_model_whose_layers_are_stored_in_seven_ways_is_the_same_from_a_store_
 
 @pytest.mark.parametrize(("family", "stored"), [("gpt_oss_mxfp4", "mxfp4"), ("deepseek_v3_fp8", "fp8")])
 def test_dequantised_weights_are_those_of_the_reference_bit_for_bit(family, stored):
-    path = CASES[1] / family
+    path = SHARED / "cases" / family
     if not (path / "dequant.npz").exists():
         pytest.skip(f"{path / 'dequant.npz'} is not there")
     with np.load(path / "dequant.npz") as file:
@@ -220,7 +220,7 @@ def test_dequantised_weights_are_those_of_the_reference_bit_for_bit(family, stor
 
 
 def test_every_expert_of_gpt_oss_keeps_its_stored_tensors_beside_the_rows_of_each_role():
-    path = next(root for root in CASES if (root / "gpt_oss_mxfp4" / "block.npz").exists()) / "gpt_oss_mxfp4" / "mxfp4"
+    path = case("gpt_oss_mxfp4", "block") / "mxfp4"
     with fastcache.open(path, "all") as store:
         lease = store[0, 5]
         assert (lease["gate.blocks"] == lease["gate_up_proj_blocks"][::2]).all()

@@ -203,6 +203,19 @@ def test_a_missing_sidecar_is_an_error_at_open(model):
         fastcache.open(model, budget=0, verify=model / "elsewhere")
 
 
+def test_a_directory_in_a_sidecars_place_is_named(model):
+    beside = model / "model-00001-of-00002.safetensors.checksums"
+    beside.mkdir()
+    for verification in ("sidecar", model):
+        with pytest.raises(SidecarError, match="a directory, not a sidecar"):
+            fastcache.open(model, budget=0, verify=verification)
+    with pytest.raises(SidecarError, match="a directory, not a sidecar"):
+        verify(model)
+    with pytest.raises(SidecarError, match="a directory, which no sidecar replaces"):
+        checksum(model, overwrite=True)
+    assert os.listdir(beside) == [] and not list(model.glob("*.tmp"))
+
+
 def test_another_checkpoint_saved_alike_is_refused_at_open(model, disk):
     checksum(model)
     other = disk / "tuned"

@@ -106,6 +106,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def _open_directory(root: str, index: str | None) -> Checkpoint:
     present = _present(root)
     if index is not None:
+        if os.path.isdir(index):
+            raise CheckpointIndexError(f"{index}: a directory, not a JSON file")
         raw = read_padded(index)
         scanned = scan_index(raw)
         names = _parse_index(index, raw)[1] if scanned is None else scanned.files
@@ -249,6 +251,8 @@ def _check_unique(root: str, headers: tuple[Header, ...]) -> None:
 
 def _read_config(root: str) -> Mapping[str, Any]:
     path = os.path.join(root, "config.json")
+    if os.path.isdir(path):
+        raise CheckpointError(f"{path}: a directory, not a JSON file")
     if not os.path.isfile(path):
         return {}
     with open(path, "rb") as file:

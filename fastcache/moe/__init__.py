@@ -8,7 +8,8 @@ from fastcache.moe.arrival import Experts
 from fastcache.moe.block import MoEBlock, load_block
 from fastcache.moe.cache import KVCache
 from fastcache.moe.families import Forward, Latent
-from fastcache.moe.model import Model, load
+from fastcache.moe.loading import load
+from fastcache.moe.model import Model
 from fastcache.moe.resident import ResidentExperts
 from fastcache.moe.speculator import Speculator
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcache.linear import linear
-from fastcache.moe.cache import LayerCache
+from fastcache.moe.cache import LayerCache, Rows
 from fastcache.moe.norms import RmsNorm
 from fastcache.moe.rope import Rope
 
@@ -31,6 +31,11 @@ SCORES: Final = 8 << 20
 
 class Attention(Protocol):
     """The attention of one decoder layer."""
+
+    @property
+    def rows(self) -> Rows:
+        """The shapes of what its cache takes of one token."""
+        ...
 
     def __call__(self, x: F32, start: int, cache: LayerCache, /) -> F32:
         """Attend from tokens at positions start, start + 1, ... to themselves and to what the cache has.
@@ -92,6 +97,7 @@ class GroupedQuery:
     ) -> None:
         self._tensors, self._prefix, self._rope, self._biases = tensors, prefix, rope, biases
         self.heads, self.kv_heads, self.width, self.window = heads, kv_heads, width, window
+        self.rows: Rows = ((kv_heads, width), (kv_heads, width))
         self._query_norm, self._key_norm = query_norm, key_norm
         self._sinks = None if sinks is None else sinks.reshape(kv_heads, heads // kv_heads, 1, 1)
         self._clip = None if clip is None else np.float32(clip)

@@ -1,19 +1,21 @@
 """What attention keeps of the tokens so far: rows of any number of arrays per layer, in memory that grows by halves.
 
-Owns `LayerCache` and `KVCache`. Knows no attention. Imports numpy and quant.floats (aligned memory).
+Owns `LayerCache` and `KVCache`. Knows no attention. Imports errors, numpy and quant.floats (aligned memory).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcache.errors import CheckpointMismatch
 from fastcache.quant.floats import aligned_empty
 
 F32: TypeAlias = NDArray[np.float32]
+Rows: TypeAlias = tuple[tuple[int, ...], ...]  # shapes of what a layer keeps of one token
 
 _FIRST: Final = 64  # rows
 
@@ -54,8 +56,10 @@ class LayerCache:
         Amortised: memory grows by half, so that S tokens are copied at most twice on average.
         """
         n = len(rows[0])
+        if not self.length:
+            self._kept = self._kept if self.shapes == tuple(each.shape[1:] for each in rows) else ()
         if any(len(each) != n for each in rows) or (
-            self._kept and [each.shape[1:] for each in rows] != [each.shape[1:] for each in self._kept]
+            self._kept and self.shapes != tuple(each.shape[1:] for each in rows)
         ):
             raise ValueError(
                 f"rows of shapes {[each.shape for each in rows]}; this cache keeps [T, ...] of "
@@ -84,16 +88,25 @@ class LayerCache:
         self.length = length
 
     @property
+    def shapes(self) -> Rows:
+        """The shapes of one token's rows; empty before the first came."""
+        return tuple(each.shape[1:] for each in self._kept)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory held, of rows not yet used too."""
         return sum(each.nbytes for each in self._kept)
 
 
 class KVCache:
-    """A cache for each layer of a model. One sequence of tokens; not for several threads at a time."""
+    """A cache for each layer of a model. One sequence of tokens; not for several threads at a time.
+
+    It belongs to the checkpoint whose tokens it keeps, until it is empty again.
+    """
 
     def __init__(self, layers: int) -> None:
         self._layers = tuple(LayerCache() for _ in range(layers))
+        self._of: tuple[Hashable, str] | None = None  # whose tokens, and its name
 
     def __getitem__(self, layer: int) -> LayerCache:
         return self._layers[layer]
@@ -116,6 +129,44 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes of memory held."""
         return sum(each.nbytes for each in self._layers)
+
+    def claim(self, rows: Sequence[Rows], checkpoint: Hashable, name: str) -> None:
+        """Take a model for the cache's own, or refuse it before anything is computed.
+
+        Parameters
+        ----------
+        rows : sequence of tuple
+            Of each layer, the shapes of what it keeps of one token.
+        checkpoint : hashable
+            What tells the model's weights from others.
+        name : str
+            Of the checkpoint, for messages.
+
+        Raises
+        ------
+        CheckpointMismatch
+            The model has another number of layers, keeps other rows, or is not the one whose tokens are here.
+        """
+        if len(rows) != len(self):
+            raise CheckpointMismatch(
+                f"a cache of {len(self)} layers was given to {name}, which has {len(rows)}: model.new_cache() fits"
+            )
+        if any(each.length != self.length for each in self):
+            lengths = sorted({each.length for each in self})
+            raise CheckpointMismatch(f"layers of this cache have {lengths} tokens: truncate it to {lengths[0]} first")
+        if self.length:
+            for n, (kept, wanted) in enumerate(zip(self, rows, strict=True)):
+                if kept.shapes != wanted:
+                    raise CheckpointMismatch(
+                        f"layer {n} of this cache keeps rows of {kept.shapes} of each token; those of {name} are "
+                        f"{wanted}: model.new_cache() fits"
+                    )
+            if self._of is not None and self._of[0] != checkpoint:
+                raise CheckpointMismatch(
+                    f"this cache has {self.length} tokens of {self._of[1]}, and was given to {name}: keys and values "
+                    f"of other weights mean nothing to it; model.new_cache() fits"
+                )
+        self._of = checkpoint, name
 
     def truncate(self, length: int) -> None:
         """Forget the tokens from `length` on: to go back to a prefix, or to undo a step that failed."""

@@ -63,6 +63,7 @@ class Mla:
             _count(config, key)
             for key in ("num_attention_heads", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
         )
+        self.rows: tuple[tuple[int, ...], ...] = ((self.rank + self.rotary,),)
         self.scale = softmax_scale(config, self.nope + self.rotary)
         compressed = config_value(config, "q_lora_rank") is not None
         parted = f"{prefix}k_b_proj.weight" in trunk  # GGUF

@@ -1,12 +1,11 @@
 """A whole decoder in NumPy: ids to logits, with its routed experts from a store or from memory.
 
-Owns `Model` and `load`. Knows no family: rows of decoder and families do. Imports errors, layout, linear, opening,
-settings (environment), store, trunk, predictors, units, and of moe what a decoder is made of.
+Owns `Model`. Knows no family: rows of decoder and families do. Imports errors, layout, linear, quant, store, trunk, and
+of moe what a decoder is made of.
 """
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -16,30 +15,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastcache.errors import UnsupportedCheckpoint
-from fastcache.layout.build import build_layout
-from fastcache.layout.families import config_value
 from fastcache.layout.record import Layout
 from fastcache.linear import linear
-from fastcache.moe.block import MoEBlock, load_block
 from fastcache.moe.cache import KVCache
-from fastcache.moe.decoder import Config, Decoder, count, decoder_of, norm_of, number, require
-from fastcache.moe.ffn import silu
-from fastcache.moe.sampling import check_sampling, sample
+from fastcache.moe.decoder import count, decoder_of, norm_of, number, require
+from fastcache.moe.layers import Layer, head_of
+from fastcache.moe.sampling import check_sampling, generator, sample, stop_tokens, whole
 from fastcache.moe.speculator import Speculator
 from fastcache.moe.tensors import Named, ResidentTrunk, hub_names
 from fastcache.moe.tokens import eos_of
-from fastcache.opening import open as open_store
-from fastcache.predictors import Predictor, RouterLookahead
 from fastcache.quant.blocks import blocks_to_float32, is_blocks
 from fastcache.quant.floats import is_plain, to_float32
-from fastcache.settings import from_environment
 from fastcache.store import ExpertStore
 from fastcache.trunk import Trunk
 
 F32: TypeAlias = NDArray[np.float32]
 
-STREAMING_BYTES: Final = 2 << 30
-"""The budget that FASTCACHE_SSD_STREAMING=1 asks for."""
 PARTS_BYTES: Final = 128 << 20
 """Experts' outputs that a block holds at a time: a longer prompt goes through it in pieces."""
 
@@ -84,7 +75,7 @@ class Model:
         require(tensors, self._embedding)
         self.vocabulary, self.hidden = len(self._rows[self._embedding]), count(self.config, "hidden_size")
         self.layers = count(self.config, "num_hidden_layers")
-        self._head = _head(row, self.config, tensors, layout.format)
+        self._head = head_of(row, self.config, tensors, layout.format)
         self._norm = norm_of(self.config, tensors, row.last_norm)
         scaled = self.config if row.scaled else {}
         self._times_embedding = np.float32(number(scaled, "embedding_multiplier", 1.0))
@@ -92,8 +83,10 @@ class Model:
         self._over_logits = np.float32(number(scaled, "logits_scaling", 1.0))
         experts: ExpertStore | Literal["resident"] = "resident" if store is None else store
         self._layers = [
-            _Layer(row, self.config, tensors, layout, n, experts, stored, speculator) for n in range(self.layers)
+            Layer(row, self.config, tensors, layout, n, experts, stored, speculator) for n in range(self.layers)
         ]
+        self._rows_kept = [layer.attention.rows for layer in self._layers]
+        self._checkpoint = (layout.files, layout.identities)
         self._piece = max(1, PARTS_BYTES // (4 * (layout.top_k or 1) * self.hidden))
         self.eos = eos_of(layout)
         self.path = os.path.dirname(layout.files[0]) if layout.files else ""
@@ -109,7 +102,7 @@ class Model:
         ----------
         ids : array_like of int, [T]
         cache : KVCache, optional
-            The tokens before these; takes these too. None: they are the first, and nothing is kept.
+            The tokens before these, of this checkpoint; takes these too. None: they are the first, and nothing is kept.
         last_only : bool
             Only of the last token.
 
@@ -121,6 +114,8 @@ class Model:
         ------
         ValueError
             Ids are not a list of integers in the vocabulary.
+        CheckpointMismatch
+            The cache has another number of layers, keeps other rows, or has tokens of another checkpoint.
         CheckpointChanged
             A file of the trunk was written to.
         FastcacheError
@@ -132,6 +127,7 @@ class Model:
         last bits (sums of other shapes round differently); a store, its budget and what it reads ahead change none.
         """
         ids = self._checked(ids)
+        self._claim(cache)
         self.trunk.check()  # and below: nothing is computed of other weights, or it is not given
         cache = self.new_cache() if cache is None else cache
         start = cache.length
@@ -178,31 +174,38 @@ class Model:
         ids : array_like of int, [T]
             The prompt; at least one token.
         max_tokens : int
+            0: the prompt goes into the cache, and no token comes.
         temperature : float
             0: always the likeliest.
         top_k, top_p : optional
             Sample only among the k likeliest; among those that together have probability p.
         seed : int, optional
             Of the sampling: the same seed, prompt and model give the same tokens.
-        stop : iterable of int, optional
-            Tokens that end it, which are not given. None: the model's own (`eos`).
+        stop : int or iterable of int, optional
+            Tokens that end it, which are not given. None: the model's own (`eos`); (): none.
         cache : KVCache, optional
-            What was before the prompt; afterwards also what was generated, but the last token.
+            What was before the prompt. Afterwards it has the prompt and what was given, but for the last token of them
+            all, however it ended: to go on, give the tokens from `cache.length` on, and what is to follow them.
 
         Yields
         ------
         int
+
+        Raises
+        ------
+        TypeError, ValueError
+            At the call: an argument is of another type, or out of its range.
+        CheckpointMismatch
+            At the call: the cache is another model's.
         """
         check_sampling(temperature, top_k, top_p)
-        try:
-            max_tokens = operator.index(max_tokens)
-        except TypeError:
-            raise TypeError(f"max_tokens must be an integer; got {max_tokens!r}") from None
+        max_tokens = whole("max_tokens", max_tokens)
         if max_tokens < 0:
             raise ValueError(f"max_tokens must be at least 0; got {max_tokens}")
         prompt = self._checked(ids)
-        ends = self.eos if stop is None else frozenset(stop)
-        rng = np.random.default_rng(seed)
+        ends = self.eos if stop is None else stop_tokens(stop, self.vocabulary)
+        self._claim(cache)
+        rng = generator(seed)
         how = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         return self._generated(prompt, max_tokens, ends, self.new_cache() if cache is None else cache, rng, how)
 
@@ -215,9 +218,12 @@ class Model:
         rng: np.random.Generator,
         how: dict[str, Any],
     ) -> Iterator[int]:
+        if not most and len(ids) > 1:
+            self.forward(ids[:-1], cache, last_only=True)
         for _ in range(most):
             token = sample(self.forward(ids, cache, last_only=True)[0], rng, **how)
             if token in ends:
+                cache.truncate(cache.length - 1)  # as where it ends for another reason: all but the last one given
                 return
             yield token
             ids = np.array([token])
@@ -236,8 +242,18 @@ class Model:
     def __repr__(self) -> str:
         return f"<Model {self.family}: {self.layers} layers, {'resident' if self.store is None else self.store!r}>"
 
+    def _claim(self, cache: KVCache | None) -> None:
+        if cache is None:
+            return
+        if not isinstance(cache, KVCache):
+            raise TypeError(f"cache is a KVCache, such as model.new_cache() gives, or None; got {cache!r}")
+        cache.claim(self._rows_kept, self._checkpoint, f"{self.family} of {self.layers} layers in {self.path!r}")
+
     def _checked(self, ids: ArrayLike) -> NDArray[np.int64]:
-        array = np.asarray(ids)
+        try:
+            array = np.asarray(ids)
+        except ValueError:
+            raise ValueError(f"ids must be a list of token ids; got {ids!r}") from None
         if array.ndim != 1 or not array.size:
             raise ValueError(f"ids must be a list of at least one token id; got shape {array.shape}")
         if array.dtype.kind not in "iu":
@@ -257,135 +273,3 @@ class Model:
         if self._times_embedding != 1:
             h = h * self._times_embedding
         return h
-
-
-class _Layer:
-    """Norms, attention, and a MoE block or a dense feed-forward."""
-
-    def __init__(
-        self,
-        row: Decoder,
-        config: Config,
-        tensors: Mapping[str, NDArray[Any]],
-        layout: Layout,
-        layer: int,
-        experts: ExpertStore | Literal["resident"],
-        stored: Mapping[str, NDArray[Any]],
-        speculator: Speculator | None,
-    ) -> None:
-        prefix = f"model.layers.{layer}."
-        self.first_norm = norm_of(config, tensors, f"{prefix}{row.first_norm}")
-        self.second_norm = norm_of(config, tensors, f"{prefix}{row.second_norm}")
-        self.attention = row.attention(config, tensors, layer)
-        self.feed_forward: MoEBlock | _Dense
-        if layer in layout.layers:
-            self.feed_forward = load_block(layout, layer, experts, speculator=speculator, trunk=stored)
-        else:
-            self.feed_forward = _Dense(config, tensors, f"{prefix}{row.dense}.weight")
-
-
-class _Dense:
-    """The feed-forward of a layer without experts: down(silu(gate x) * up x)."""
-
-    def __init__(self, config: Config, tensors: Mapping[str, NDArray[Any]], names: str) -> None:
-        activation = config_value(config, "hidden_act")
-        if activation not in (None, "silu", "swish"):
-            raise UnsupportedCheckpoint(f"config.json: hidden_act is {activation!r}; dense layers compute silu only")
-        self._tensors = tensors
-        self._gate, self._up, self._down = (names.format(role) for role in ("gate", "up", "down"))
-        for name in (self._gate, self._up, self._down):
-            require(tensors, name)
-
-    def __call__(self, x: F32) -> F32:
-        inner = silu(linear(x, self._tensors, self._gate))
-        inner *= linear(x, self._tensors, self._up)
-        return linear(inner, self._tensors, self._down)
-
-
-def _head(row: Decoder, config: Config, tensors: Mapping[str, NDArray[Any]], format: str) -> str:
-    """Return the name of the matrix that makes logits: the embedding's where they are tied."""
-    tied = config_value(config, "tie_word_embeddings")
-    head = f"{row.head}.weight"
-    if tied or (format == "gguf" and head not in tensors):
-        return f"{row.embedding}.weight"
-    require(tensors, head)
-    return head
-
-
-def load(
-    path: str | os.PathLike[str],
-    *,
-    budget: int | str | None = None,
-    experts: Literal["stream", "resident"] = "stream",
-    trunk: Literal["mapped", "resident"] = "mapped",
-    predictor: Predictor | Literal["lookahead"] | None = "lookahead",
-    **options: Any,
-) -> Model:
-    """Load a checkpoint as a model that computes logits and generates tokens.
-
-    Parameters
-    ----------
-    path : path
-        As for `fastcache.open`.
-    budget : int or str, optional
-        As for `fastcache.open`. None: FASTCACHE_EXPERT_CACHE_BYTES, else 2 GiB if FASTCACHE_SSD_STREAMING is 1, else
-        "auto": all experts where they fit.
-    experts : {"stream", "resident"}
-        Through a store, or all in memory now. The outputs are bit-identical.
-    trunk : {"mapped", "resident"}
-        The other weights: multiplied as stored, from memory maps, converted a block at a time; or converted to float32
-        once (twice the bytes of bfloat16), which may differ in last bits.
-    predictor : Predictor or "lookahead" or None
-        What guesses the next layers' experts while a token is decoded; None: nothing. Changes no output.
-    **options
-        Of `fastcache.open`: policy, engine, io_threads, ...
-
-    Returns
-    -------
-    Model
-
-    Raises
-    ------
-    UnsupportedCheckpoint
-        No decoder for the family, or for what its config asks for.
-    MissingTensor
-        A tensor that the model needs is not there.
-    CheckpointError, ValueError, TypeError
-        As `fastcache.open`.
-    """
-    if experts not in ("stream", "resident"):
-        raise ValueError(f'experts is "stream" or "resident", not {experts!r}')
-    if trunk not in ("mapped", "resident"):
-        raise ValueError(f'trunk is "mapped" or "resident", not {trunk!r}')
-    if experts == "resident" and from_environment("FASTCACHE_VERIFY") not in (None, "off"):
-        raise ValueError(
-            'FASTCACHE_VERIFY is set, and resident experts are held to no sidecar: stream them, with budget="all", or '
-            "unset it and run `fastcache verify`"
-        )
-    if experts == "resident" and (options or budget is not None):
-        given = ", ".join([*(["budget"] if budget is not None else []), *options])
-        raise ValueError(f"{given}: for experts that are streamed; these are resident")
-    layout = build_layout(path)
-    decoder_of(layout.family)
-    resident = trunk == "resident"
-    if experts == "resident":
-        return Model(layout, None, Trunk(layout), resident_trunk=resident)
-    if budget is None and from_environment("FASTCACHE_EXPERT_CACHE_BYTES") is None and _streaming():
-        budget = STREAMING_BYTES
-    options.setdefault("name", os.path.basename(os.path.abspath(os.fspath(path))))
-    store = open_store(layout, budget=budget, **options)
-    try:
-        speculator = None
-        if predictor is not None:
-            speculator = Speculator(RouterLookahead() if isinstance(predictor, str) else predictor)
-        return Model(layout, store, store.trunk, resident_trunk=resident, speculator=speculator)
-    except BaseException:
-        store.close()
-        raise
-
-
-def _streaming() -> bool:
-    text = from_environment("FASTCACHE_SSD_STREAMING")
-    if text not in (None, "0", "1"):
-        raise ValueError(f"FASTCACHE_SSD_STREAMING must be 1 or 0; got {text!r}")
-    return text == "1"

@@ -1,4 +1,4 @@
-"""From logits to a token. Owns `sample`. Knows no model. Imports numpy only.
+"""From logits to a token, and what may be asked of that. Knows no model. Imports numpy only.
 
 Sources: Fan et al. (arXiv:1805.04833) for top-k, Holtzman et al., "The Curious Case of Neural Text Degeneration"
 (arXiv:1904.09751) for top-p; the order of the steps is that of transformers.
@@ -6,18 +6,73 @@ Sources: Fan et al. (arXiv:1805.04833) for top-k, Holtzman et al., "The Curious 
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Raise ValueError unless the three make sense."""
+    """Raise TypeError or ValueError unless the three make sense."""
+    _check_number("temperature", temperature, "")
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be at least 0, and finite; got {temperature!r}")
-    if top_k is not None and top_k < 1:
+    if top_k is not None and whole("top_k", top_k, "or None") < 1:
         raise ValueError(f"top_k must be at least 1, or None; got {top_k!r}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, or None; got {top_p!r}")
+    if top_p is not None:
+        _check_number("top_p", top_p, "or None")
+        if not 0 < top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, or None; got {top_p!r}")
+
+
+def whole(name: str, value: Any, more: str = "") -> int:
+    """Return an integer that a caller gave; raise TypeError for anything else, True and False too."""
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer{more and f', {more}'}; got {value!r}") from None
+
+
+def generator(seed: int | None) -> np.random.Generator:
+    """Return what random numbers come from: the same of the same seed, new ones for None."""
+    if seed is not None and whole("seed", seed, "or None") < 0:
+        raise ValueError(f"seed must be at least 0, or None; got {seed!r}")
+    return np.random.default_rng(seed)
+
+
+def stop_tokens(stop: int | Iterable[int], vocabulary: int) -> frozenset[int]:
+    """Return the tokens that are to end a text.
+
+    Parameters
+    ----------
+    stop : int or iterable of int
+    vocabulary : int
+
+    Raises
+    ------
+    TypeError
+        It is text, which a model that knows ids only cannot match, or holds what is no integer.
+    ValueError
+        An id that is not in the vocabulary, and so would never come.
+    """
+    if isinstance(stop, (str, bytes, bytearray)):
+        raise TypeError(f"stop takes token ids, not text; got {stop!r}: encode it, or look for it in what is decoded")
+    several = isinstance(stop, Iterable) and not (isinstance(stop, np.ndarray) and stop.ndim == 0)
+    each: Iterable[Any] = stop if several else [stop]  # type: ignore[assignment]
+    ids = frozenset(whole("each token of stop", token) for token in each)
+    if wrong := sorted(token for token in ids if not 0 <= token < vocabulary):
+        raise ValueError(f"tokens of stop must be from 0 to {vocabulary - 1}; got {', '.join(map(str, wrong))}")
+    return ids
+
+
+def _check_number(name: str, value: Any, more: str) -> None:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number{more and f', {more}'}; got {value!r}")
 
 
 def sample(

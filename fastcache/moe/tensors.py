@@ -5,7 +5,7 @@ Owns `Named` and `ResidentTrunk`. Imports layout (GGUF's names), quant, trunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,12 +15,13 @@ from fastcache.layout.gguf_decoder import hub_name
 from fastcache.quant.blocks import blocks_to_float32, is_blocks
 from fastcache.quant.coded import coded_weight
 from fastcache.quant.floats import is_plain, to_float32
+from fastcache.trunk import ByName
 
 Array: TypeAlias = NDArray[Any]
 _EMBEDDING = "model.embed_tokens.weight"
 
 
-class Named(Mapping[str, Array]):
+class Named(ByName):
     """The tensors of `trunk` under other names: `names` says which is which."""
 
     def __init__(self, trunk: Mapping[str, Array], names: Mapping[str, str]) -> None:
@@ -28,15 +29,6 @@ class Named(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         return self._trunk[self._names[name]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
 
 
 def hub_names(names: Iterable[str], format: str) -> dict[str, str]:
@@ -50,7 +42,7 @@ def hub_names(names: Iterable[str], format: str) -> dict[str, str]:
     return {name.removeprefix(found[0]): name for name in names}
 
 
-class ResidentTrunk(Mapping[str, Array]):
+class ResidentTrunk(ByName):
     """The tensors of `trunk` in memory, each converted to float32 when it is first asked for.
 
     Twice the bytes of a bfloat16 trunk, and no conversion at each product. Of a weight that is codes the float32 weight
@@ -68,15 +60,6 @@ class ResidentTrunk(Mapping[str, Array]):
                 raise KeyError(name)
             array = self._held[name] = self._converted(name)
         return array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
 
     def _converted(self, name: str) -> Array:
         coded = coded_weight(self._trunk, name) if name.endswith(".weight") else None

@@ -80,7 +80,7 @@ def eos_of(layout: Layout) -> frozenset[int]:
         with open(path, encoding="utf-8-sig") as file:
             try:
                 top = json.load(file)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise CheckpointError(f"{path}: not JSON ({error})") from None
         if isinstance(top, dict):
             found |= _ids(top.get("eos_token_id"))
