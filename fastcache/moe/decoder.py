@@ -22,6 +22,7 @@ from fastcache.moe.mla import mla_of
 from fastcache.moe.norms import RmsNorm
 from fastcache.moe.rope import rope_of
 from fastcache.quant.blocks import blocks_to_float32, is_blocks
+from fastcache.quant.coded import stored_as
 from fastcache.quant.floats import is_plain, to_float32
 
 F32: TypeAlias = NDArray[np.float32]
@@ -217,7 +218,7 @@ def grouped_query(
 
 def require(tensors: Tensors, name: str) -> None:
     """Raise MissingTensor unless a weight is there, plain or encoded."""
-    if name not in tensors and f"{name}_packed" not in tensors:
+    if not any(each in tensors for each in stored_as(name)):
         raise MissingTensor(f"the checkpoint has no tensor {name!r}; the model cannot be computed without it")
 
 

@@ -22,7 +22,7 @@ from fastcache.linear import linear
 from fastcache.moe.norms import RmsNorm
 from fastcache.moe.rope import Config, Rope, rope_of, softmax_scale
 from fastcache.quant.blocks import blocks_to_float32, is_blocks
-from fastcache.quant.coded import coded_weight
+from fastcache.quant.coded import coded_weight, stored_as
 from fastcache.quant.floats import to_float32
 
 F32: TypeAlias = NDArray[np.float32]
@@ -164,7 +164,7 @@ class Mla:
     def _require(self, *names: str) -> None:
         for name in names:
             full = f"{self._prefix}{name}.weight"
-            if full not in self._trunk and f"{full}_packed" not in self._trunk:
+            if not any(each in self._trunk for each in stored_as(full)):
                 raise MissingTensor(f"the checkpoint has no tensor {full!r}; its layer cannot be computed without it")
 
 
