@@ -1,6 +1,6 @@
 """Checksums of a checkpoint's experts: made, and held to the files.
 
-Imports errors, failures, fingerprint, keys, inventory, settings, sidecar and store.
+Imports errors, failures, fingerprint, keys, inventory, outputs, settings, sidecar and store.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fastcache.failures import CHECKSUM, failure
 from fastcache.fingerprint import fingerprint
 from fastcache.inventory import Inventory, inventory_of
 from fastcache.keys import ExpertKey
+from fastcache.outputs import check_output
 from fastcache.settings import resolve
 from fastcache.sidecar import (
     SCAN,
@@ -89,21 +90,18 @@ def checksum(
 
     Raises
     ------
-    FileExistsError
-        Before anything is read.
+    FileExistsError, OSError
+        Before any expert is read: there is a sidecar, or none can be written there.
     BatchFailed
         Experts could not be read: `.failed` says which and why. Nothing was written.
-    CheckpointError, OSError
-        The checkpoint cannot be trusted; the sidecar cannot be written.
+    CheckpointError
+        The checkpoint cannot be trusted.
     """
     inventory = inventory_of(path)
     beside = sidecar_path(inventory)
-    target = beside if output is None else os.path.abspath(os.fsdecode(output))
+    target = check_output(beside if output is None else output, beside=True)
     if not overwrite and os.path.lexists(target):
         raise already_there(target)
-    directory = os.path.dirname(target)
-    if not os.access(directory, os.W_OK):
-        raise PermissionError(f"{directory}: cannot be written to: give another place as output")
     before = describe_files(inventory)
     sums, failed = _scan(path, inventory, engine, progress)
     if failed:

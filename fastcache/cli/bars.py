@@ -28,10 +28,13 @@ def bytes_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with contextlib.ExitStack() as stack:
+        progress = Progress(*columns, console=Console(stderr=True))
         task = progress.add_task(what, total=None)
 
         def draw(done: int, total: int) -> None:
+            if not progress.live.is_started:  # not before there is something to show: an error may come first
+                stack.enter_context(progress)
             progress.update(task, completed=done, total=total)
 
         yield draw
