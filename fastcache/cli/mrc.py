@@ -13,7 +13,7 @@ from fastcache.outputs import check_output
 from fastcache.units import format_bytes
 
 
-@click.command()
+@click.command(short_help="Compute miss-ratio curves of a routing trace.")
 @trace_options
 @click.option("--policy", "names", default="all", help="Names with commas between; all: every policy, and belady.")
 @click.option("--points", type=click.IntRange(2, 1000), default=24, help="Capacities that are simulated.")
