@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcache.errors import BatchFailed, CheckpointMismatch, ChecksumMismatch
+from fastcache.errors import BatchFailed, CheckpointMismatch, ChecksumMismatch, SidecarError
 from fastcache.failures import CHECKSUM, failure
 from fastcache.fingerprint import fingerprint
 from fastcache.inventory import Inventory, inventory_of
@@ -90,8 +90,8 @@ def checksum(
 
     Raises
     ------
-    FileExistsError, OSError
-        Before any expert is read: there is a sidecar, or none can be written there.
+    FileExistsError, SidecarError, OSError
+        Before any expert is read: there is a sidecar, or a directory in its place, or none can be written there.
     BatchFailed
         Experts could not be read: `.failed` says which and why. Nothing was written.
     CheckpointError
@@ -99,9 +99,12 @@ def checksum(
     """
     inventory = inventory_of(path)
     beside = sidecar_path(inventory)
-    target = check_output(beside if output is None else output, beside=True)
+    target = beside if output is None else os.path.abspath(os.fsdecode(output))
+    if os.path.isdir(target):
+        raise SidecarError(f"{target}: a directory, which no sidecar replaces: give another place as output")
     if not overwrite and os.path.lexists(target):
         raise already_there(target)
+    check_output(target, beside=True)
     before = describe_files(inventory)
     sums, failed = _scan(path, inventory, engine, progress)
     if failed:

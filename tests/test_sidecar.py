@@ -296,7 +296,7 @@ def test_a_failed_writer_leaves_nothing_behind(model):
     for place, error, says in (
         ("none/x", FileNotFoundError, "none: there is no such directory to write x in"),
         ("config.json/x", NotADirectoryError, "nothing can be written there"),
-        (".", IsADirectoryError, "name a file in it"),
+        (".", SidecarError, "a directory, which no sidecar replaces"),
         ("/dev/null", FileExistsError, "no ordinary file"),
         ("/proc/x", OSError, "/proc: nothing can be written there"),
     ):
