@@ -45,7 +45,8 @@ FASTCACHE = {
     "placement inventory sizing sidecar pyworker warming waves recording trunk formats layout sources numpy "
     "fastcache_ext",
     "opening": "settings store",
-    "integrity": "errors failures fingerprint inventory keys settings sidecar store numpy",
+    "outputs": "",
+    "integrity": "errors failures fingerprint inventory keys outputs settings sidecar store numpy",
     "recording": "errors units settings inventory sizing traces face numpy fastcache_ext",  # of face, the version
     "metrics": "describe errors reports stats store prometheus_client",
     "traces": "errors keys units budget memory layout placement slabs rawread numpy matplotlib fastcache_ext",
@@ -62,7 +63,7 @@ FASTCACHE = {
     "shards": "errors formats inventory layout numpy",
     "packing": "errors formats inspection inventory layout shards sidecar fastcache_ext",  # of the last, the CRC
     "inspection": "errors inventory layout quant numpy",
-    "cli": "errors units traces fixture demo seed_replay inspection integrity packing face moe click rich "
+    "cli": "errors units outputs traces fixture demo seed_replay inspection integrity packing face moe click rich "
     "threadpoolctl",
     "__main__": "cli",
 }
