@@ -1,4 +1,4 @@
-"""The scenarios that the project's first seed was tested with, run on our store: its figures beside ours.
+"""Scenarios whose counters are known: an earlier cache, the seed, was tested with them. Its figures beside ours.
 
 Owns the scenarios and what they must give. Imports the public API and fixture.
 """
