@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 copy=$(bash ci/sanitized.sh asan)
 python="$(cd "${VENV:-.venv}/bin" && pwd)/python"
 cd "$copy"
-[ $# -gt 0 ] || set -- tests/test_{table,policy,flights,faults,leases,prefetch,python_source,reentry,edges,promise,engines,budgets,ghost,auto,switch,all_at_once,mixed_sizes}.py
+[ $# -gt 0 ] || set -- tests/test_{table,policy,flights,faults,leases,prefetch,waiting,python_source,reentry,edges,promise,engines,budgets,ghost,auto,switch,all_at_once,mixed_sizes}.py
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 PYTHONMALLOC=malloc FASTCACHE_SANITIZED=address
 LD_PRELOAD=$("${CC:-gcc}" -print-file-name=libasan.so) exec "$python" -m pytest -m "not stress and not slow" \
     -p no:cacheprovider "$@"

@@ -8,4 +8,5 @@ ruff check .
 ruff format --check .
 cython-lint fastcache_ext
 mypy
+python -m mypy.stubtest fastcache_ext --concise --ignore-missing-stub --ignore-disjoint-bases --allowlist ci/stubs.txt --ignore-unused-allowlist
 codespell

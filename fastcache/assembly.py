@@ -58,7 +58,7 @@ def place_experts(inventory: Inventory, file_align: Sequence[int]) -> Placement:
     return placement
 
 
-_PER_KEY = 28 + 16  # bytes: the compiled half's tables; sizes, classes and records in Python
+_PER_KEY = 32 + 16  # bytes: the compiled half's tables; sizes, classes and records in Python
 _PER_TENSOR = 8 + 12  # bytes: its place in the slot; file and offset in the layout
 _POLICY_PER_KEY = {"next_use": 24, "s3fifo": 9, "lfu": 8, "sieve": 1, "lru": 0, "auto": 24}
 

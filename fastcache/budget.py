@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fastcache.errors import BudgetTooSmall
+from fastcache.errors import InvalidBudget
 from fastcache.units import format_bytes, parse_bytes
 
 RESERVE = 0.15  # share of free memory that "auto" leaves alone
-_PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*(?:of\s+(\w+))?", re.IGNORECASE)
-_CYCLES = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*cycles?", re.IGNORECASE)
+_PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*(?:of\s+(\w+))?")
+_CYCLES = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*cycles?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,13 @@ def parse_budget(value: object, facts: Facts, what: str = "budget") -> tuple[int
 
     Raises
     ------
-    BudgetTooSmall
-        For a negative number, or text that is no budget. It is a ValueError.
+    InvalidBudget
+        For a negative number, text that is no budget, or a share above 100 %. It is a ValueError.
     TypeError
         For a bool, a float, or anything else that is neither an integer nor a string.
     """
-    if value is None or value == "auto":
+    text = "auto" if value is None else value.strip().lower() if isinstance(value, str) else ""
+    if text == "auto":
         free = facts.free_bytes - facts.trunk_bytes
         limit = max(int(free * (1 - RESERVE)), 0)
         if facts.expert_bytes <= limit:
@@ -46,27 +47,30 @@ def parse_budget(value: object, facts: Facts, what: str = "budget") -> tuple[int
         try:
             size = parse_bytes(value, what)
         except ValueError as error:
-            raise BudgetTooSmall(str(error)) from None
+            raise InvalidBudget(str(error)) from None
         return size, format_bytes(size)
-    text = value.strip()
-    if text.lower() == "all":
+    if text == "all":
         return facts.expert_bytes, f"all experts, {format_bytes(facts.expert_bytes)}"
     if match := _PERCENT.fullmatch(text):
-        share, of = float(match[1]) / 100, (match[2] or "").lower()
+        share, of = float(match[1]) / 100, match[2] or ""
         base = {"experts": facts.expert_bytes, "free": facts.free_bytes}.get(of)
         if base is None:
-            raise BudgetTooSmall(f"{what} {value!r}: say '{match[1]}% of experts' or '{match[1]}% of free' (memory)")
+            raise InvalidBudget(f"{what} {value!r}: say '{match[1]}% of experts' or '{match[1]}% of free' (memory)")
+        if share > 1:
+            more = "all that there are: 'all' takes them" if of == "experts" else "all that is free"
+            raise InvalidBudget(f"{what} {value!r} is more than {more}")
         size = int(base * share)
         return size, f"{match[1]} % of {of}, {format_bytes(size)}"
     if match := _CYCLES.fullmatch(text):
         if facts.cycle_bytes is None:
-            raise BudgetTooSmall(f"{what} {value!r}: the token cycle is not known, because the source gives no top_k")
+            raise InvalidBudget(f"{what} {value!r}: the token cycle is not known, because the source gives no top_k")
+        if facts.cycle_bytes * float(match[1]) >= 2**63:
+            raise InvalidBudget(f"{what} {value!r} is larger than 8 EiB")
         size = int(facts.cycle_bytes * float(match[1]))
         return size, f"{match[1]} token cycles, {format_bytes(size)}"
     try:
-        size = parse_bytes(text, what)
+        size = parse_bytes(value, what)
     except ValueError as error:
-        if "larger" in str(error):
-            raise BudgetTooSmall(str(error)) from None
-        raise BudgetTooSmall(f"{error}; or 'auto', 'all', 'P% of experts', 'P% of free', 'N cycles'") from None
+        hint = "" if "larger" in str(error) else "; or 'auto', 'all', 'P% of experts', 'P% of free', 'N cycles'"
+        raise InvalidBudget(f"{error}{hint}") from None
     return size, format_bytes(size)

@@ -62,13 +62,15 @@ def run(
         expert_bytes = wanted.layers * wanted.experts * wanted.expert_nbytes
         cycle_bytes = wanted.layers * wanted.top_k * wanted.expert_nbytes
         parse_budget(budget, Facts(expert_bytes, cycle_bytes, trunk_bytes=0, free_bytes=0))
+    _check_settings(directory, engine)
     shape = fixture.write_demo_checkpoint(
         directory, size, seed=seed, progress=lambda done, total: progress("writing the checkpoint", done, total)
     )
     ceiling = _ceiling(sorted(directory.glob("*.safetensors")), progress)
 
     expert_bytes = shape.layers * shape.experts * shape.expert_nbytes
-    with fastcache.open(directory, budget=expert_bytes // 2 if budget is None else budget, engine=engine) as store:
+    allowed = expert_bytes // 2 if budget is None else budget
+    with fastcache.open(directory, budget=allowed, engine=engine, verify="off") as store:
         speculator = Speculator(PREDICTORS[predictor]())
         blocks = [load_block(directory, layer, experts=store, speculator=speculator) for layer in range(shape.layers)]
         started = time.perf_counter()
@@ -116,6 +118,14 @@ def run(
         "ceiling_direct": ceiling.direct,
         "describe": described,
     }
+
+
+def _check_settings(directory: Path, engine: str | None) -> None:
+    """Open a store of one page: a setting that cannot be, of the environment too, is told before there is work."""
+    page = directory / "page"
+    page.write_bytes(bytes(4096))
+    fastcache.open(fastcache.FileRangeSource(page, {(0, 0): (0, 4096)}), "all", engine=engine, verify="off").close()
+    page.unlink()
 
 
 def _ceiling(paths: list[Path], progress: Progress) -> rawread.RawRead:

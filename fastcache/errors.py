@@ -136,6 +136,10 @@ class InvalidRange(CheckpointError, ValueError):
     """A byte range that was given for an expert cannot be one."""
 
 
+class InvalidSource(CheckpointError, ValueError):
+    """A source of experts says what cannot be: a key or a size out of range, extents that do not add up."""
+
+
 class TraceError(FastcacheError, ValueError):
     """A routing trace is not what its format allows. The message names the file, the record and what was wrong.
 
@@ -152,12 +156,23 @@ class TraceError(FastcacheError, ValueError):
         self.filename, self.record = str(filename), record
 
 
+class HotListError(FastcacheError, ValueError):
+    """A file that is to be a hot list is none, or a damaged one."""
+
+
 class RecordingError(FastcacheError, RuntimeError):
     """The store is being recorded already."""
 
 
 class BudgetTooSmall(FastcacheError, ValueError):
-    """Pins would leave less than one slot."""
+    """Pins would leave less than one slot, or found none that could be freed for them."""
+
+
+class InvalidBudget(BudgetTooSmall):
+    """A budget is none: it cannot be read, is negative, is more than all, or counts what is not known here.
+
+    For programs that catch one error for all budgets it is a BudgetTooSmall too.
+    """
 
 
 class OverflowLimit(FastcacheError, MemoryError):
@@ -208,4 +223,11 @@ class BatchFailed(FastcacheError, ExceptionGroup):
 
     def derive(self, excs: Sequence[Exception]) -> ExceptionGroup:  # type: ignore[override]
         left = {key: error for key, error in self.failed.items() if error in excs}
-        return BatchFailed(self.message, left)
+        return type(self)(self.message, left)
+
+
+class PinsDoNotFit(BatchFailed, BudgetTooSmall):
+    """No slot could be freed for some pins, because all else is leased or pinned; the call's other pins stay.
+
+    So `except BudgetTooSmall` is for every pin that finds no room, and BatchFailed alone for reads that failed.
+    """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fastcache import errors
 from fastcache.keys import ExpertKey
@@ -53,52 +53,60 @@ def failure(
             ", ".join(f"layer {h[0]} expert {h[1]} ({format_bytes(h[2])})" for h in holders[:5])
             or "none that can be named"
         )
+        refused = (
+            f"pass-through buffers may hold no more than {format_bytes(overflow_limit)}"
+            if code == OVERFLOW
+            else "the system gives no memory for a pass-through buffer"
+        )
         error = errors.OverflowLimit(
-            f"{what}: no slot is free, and pass-through buffers may hold no more than {format_bytes(overflow_limit)}. "
-            f"Largest holders: {named}. Release leases and arrays sooner, or raise budget= or overflow="
+            f"{what}: no slot is free, and {refused}. Largest holders: {named}. Release leases and arrays "
+            "sooner, or raise budget= or overflow="
         )
         error.holders = [(ExpertKey(h[0], h[1]), h[2]) for h in holders]
         return error
     where = f"{what}: {path or 'source'}"
     if code == CHANGED:
         return errors.CheckpointChanged(f"{where} changed after it was opened: open the checkpoint again")
-    if code == SHORT:
-        return errors.ShortRead(
-            f"{where} ended early: wanted {wanted} bytes at offset {offset}, got {got}; it was cut after it was opened",
-            errno=errno.ENODATA,
-            filename=path,
-            key=key,
-            offset=offset,
-            wanted=wanted,
-            got=got,
-        )
-    if code == CHECKSUM:
-        more = "; `fastcache verify` names all that differ" if store else ""
-        return errors.ChecksumMismatch(
-            f"{where}: the expert that begins there at offset {offset}, and may go on in other files, is not the one "
-            f"that was checksummed: CRC-32C {got:08x}, and the sidecar has {wanted:08x}{more}",
-            errno=errno.EBADMSG,
-            filename=path,
-            key=key,
-            offset=offset,
-            wanted=wanted,
-            got=got,
-        )
     if code == SOURCE:
         failed = errors.ReadFailed(f"{what}: read_expert failed: {cause!r}", errno=errno.EIO, key=key)
         failed.__cause__ = cause
         return failed
     if code == CANCELLED:
         return errors.ReadFailed(f"{what}: the prefetch was cancelled", errno=errno.ECANCELED, key=key)
-    return errors.ReadFailed(
-        f"{where}: reading {wanted} bytes at offset {offset} failed: {os.strerror(code)}",
-        errno=code,
+    kind: type[errors.ReadFailed] = errors.ReadFailed
+    number = code
+    if code == SHORT:
+        kind, number = errors.ShortRead, errno.ENODATA
+        why = f" ended early: wanted {wanted} bytes at offset {offset}, got {got}; it was cut after it was opened"
+    elif code == CHECKSUM:
+        kind, number = errors.ChecksumMismatch, errno.EBADMSG
+        why = (
+            f": the expert that begins there at offset {offset}, and may go on in other files, is not the one that was "
+            f"checksummed: CRC-32C {got:08x}, and the sidecar has {wanted:08x}"
+            + ("; `fastcache verify` names all that differ" if store else "")
+        )
+    else:
+        why = f": reading {wanted} bytes at offset {offset} failed: {os.strerror(code)}"
+    return kind(
+        where + why,
+        errno=number,
         filename=path,
         key=key,
         offset=offset,
         wanted=wanted,
         got=got,
     )
+
+
+def batch_error(failed: Mapping[tuple[int, int], Exception]) -> errors.BatchFailed:
+    """Return the one error of a batch, some of whose experts failed."""
+    named = {ExpertKey(*key): error for key, error in failed.items()}
+    kind: type[errors.BatchFailed] = errors.BatchFailed
+    if all(isinstance(error, errors.BudgetTooSmall) for error in named.values()):
+        kind = errors.PinsDoNotFit
+    key, first = next(iter(named.items()))
+    count = "1 expert" if len(named) == 1 else f"{len(named)} experts"
+    return kind(f"{count} of the batch failed (see .failed); the first was {tuple(key)}: {first}", named)
 
 
 def _unknown(layers: dict[int, int], layer: int | None, expert: int | None) -> str:

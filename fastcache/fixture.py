@@ -1,4 +1,4 @@
-"""Checkpoints made from nothing: the seed's shard, byte for byte, and Qwen3-MoE-shaped ones of any size for demos.
+"""Checkpoints made from nothing: the shard that an earlier cache, the seed, was tested with, and demos of any size.
 
 Owns a minimal safetensors writer (it streams; memory stays at one expert). Knows no store. Imports NumPy only.
 """

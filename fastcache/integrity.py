@@ -1,6 +1,6 @@
 """Checksums of a checkpoint's experts: made, and held to the files.
 
-Imports errors, failures, fingerprint, keys, inventory, settings, sidecar and store.
+Imports errors, failures, fingerprint, keys, inventory, outputs, settings, sidecar and store.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fastcache.failures import CHECKSUM, failure
 from fastcache.fingerprint import fingerprint
 from fastcache.inventory import Inventory, inventory_of
 from fastcache.keys import ExpertKey
+from fastcache.outputs import check_output
 from fastcache.settings import resolve
 from fastcache.sidecar import (
     SCAN,
@@ -89,23 +90,21 @@ def checksum(
 
     Raises
     ------
-    FileExistsError
-        Before anything is read.
+    FileExistsError, SidecarError, OSError
+        Before any expert is read: there is a sidecar, or a directory in its place, or none can be written there.
     BatchFailed
         Experts could not be read: `.failed` says which and why. Nothing was written.
-    CheckpointError, OSError
-        The checkpoint cannot be trusted; the sidecar cannot be written (SidecarError: a directory is in its place).
+    CheckpointError
+        The checkpoint cannot be trusted.
     """
     inventory = inventory_of(path)
     beside = sidecar_path(inventory)
     target = beside if output is None else os.path.abspath(os.fsdecode(output))
-    if not overwrite and os.path.lexists(target):
-        raise already_there(target)
     if os.path.isdir(target):
         raise SidecarError(f"{target}: a directory, which no sidecar replaces: give another place as output")
-    directory = os.path.dirname(target)
-    if not os.access(directory, os.W_OK):
-        raise PermissionError(f"{directory}: cannot be written to: give another place as output")
+    if not overwrite and os.path.lexists(target):
+        raise already_there(target)
+    check_output(target, beside=True)
     before = describe_files(inventory)
     sums, failed = _scan(path, inventory, engine, progress)
     if failed:
@@ -198,14 +197,7 @@ def _scan(
         budget=max(ARENA_BYTES, 2 * WINDOWS * (largest + (1 << 20))) if total > ARENA_BYTES else "all",
         policy="lru",
         engine=engine,
-        direct=None,
         mlock="off",
-        hugepages=None,
-        chunk=None,
-        queue_depth=None,
-        io_threads=None,
-        overflow=None,
-        timeout=None,
         policies=tuple(POLICIES),
         speculation="off",
         ghosts=False,

@@ -14,14 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from fastcache.errors import CheckpointError
+from fastcache.errors import CheckpointError, InvalidSource
 from fastcache.keys import ExpertKey
 from fastcache.layout.build import build_layout
 from fastcache.layout.record import Layout, Record, bytes_record
-from fastcache.sources.base import ExpertSource, ExtentSource, ReadSource, as_key
+from fastcache.sources.base import MAX_NUMBER, ExpertSource, ExtentSource, ReadSource, as_key
 from fastcache.sources.memory import MemorySource
 
 Array = np.ndarray[Any, np.dtype[Any]]
+MAX_EXPERTS = 1 << 24  # rows of a store's tables: experts, and the gaps that a source leaves between their numbers
+MAX_EXPERT_BYTES = 1 << 40
 
 
 @dataclass(slots=True)
@@ -138,9 +140,23 @@ def _nbytes(source: ExtentSource | ReadSource, key: ExpertKey) -> int:
         raise TypeError(
             f"{type(source).__name__}.expert_nbytes({tuple(key)}) must be an integer; got {said!r}"
         ) from None
-    if size < 0:
-        raise CheckpointError(f"{type(source).__name__}.expert_nbytes({tuple(key)}) must not be negative; got {size}")
+    if not 0 <= size <= MAX_EXPERT_BYTES:
+        raise InvalidSource(
+            f"{type(source).__name__}.expert_nbytes({tuple(key)}) must be from 0 to {MAX_EXPERT_BYTES:,}; got {size}"
+        )
     return size
+
+
+def _top_k(source: object) -> int | None:
+    """Return how many experts a token uses in a layer, as the source says it."""
+    said = getattr(source, "top_k", None)
+    try:
+        number = None if said is None else operator.index(said)
+    except TypeError:
+        raise TypeError(f"{type(source).__name__}.top_k must be an integer or None; got {said!r}") from None
+    if number is not None and not 0 < number <= MAX_NUMBER:
+        raise InvalidSource(f"{type(source).__name__}.top_k must be from 1 to {MAX_NUMBER:,}; got {number}")
+    return number
 
 
 def _of_source(source: ExtentSource | ReadSource) -> Inventory:
@@ -153,6 +169,12 @@ def _of_source(source: ExtentSource | ReadSource) -> Inventory:
     for layer, count in layers:
         first[layer] = total
         total += count
+    if total > MAX_EXPERTS:
+        layer, count = max(layers, key=lambda each: each[1])
+        raise InvalidSource(
+            f"a store keeps a row for each number up to a layer's highest, {MAX_EXPERTS:,} at most, and here are "
+            f"{total:,}: the highest is {(layer, count - 1)}; number experts from 0 in each layer"
+        )
     paths: list[str | None] = []
     memory: list[Any] | None = None
     parts: dict[int, list[tuple[int, int, int]]] = {}
@@ -169,7 +191,7 @@ def _of_source(source: ExtentSource | ReadSource) -> Inventory:
             for extent in source.extents(key):
                 mine.append((number.setdefault(extent.path, len(number)), extent.offset, extent.nbytes))
             if sum(part[2] for part in mine) != _nbytes(source, key):
-                raise CheckpointError(
+                raise InvalidSource(
                     f"{key}: its extents add up to {sum(part[2] for part in mine)} bytes, "
                     f"expert_nbytes says {_nbytes(source, key)}"
                 )
@@ -202,5 +224,5 @@ def _of_source(source: ExtentSource | ReadSource) -> Inventory:
         paths=paths,
         memory=memory,
         by_hand=not paths and memory is None,
-        top_k=getattr(source, "top_k", None),
+        top_k=_top_k(source),
     )

@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from fastcache.errors import UnsupportedCheckpoint
 from fastcache.formats.scheme import schemes_of
 from fastcache.quant.blocks import decoder_of, is_blocks, widen_blocks
-from fastcache.quant.coded import Arrays, coded_weight
+from fastcache.quant.coded import Coded, coded_weight
 from fastcache.quant.floats import aligned_empty, is_plain, widen
+from fastcache.quant.qweight import Arrays, Turned
 
 __all__ = ["BLOCK_BYTES", "Arrays", "linear"]
 
@@ -64,11 +65,13 @@ def linear(x: ArrayLike, lease: Arrays, name: str) -> NDArray[np.float32]:
         * MXFP4 as gpt-oss ("gate.blocks", "gate.scales") or compressed-tensors ("gate.weight_packed",
           "gate.weight_scale") has it, and NVFP4 with its "gate.weight_global_scale";
         * integers of 4 or 8 bits packed into int32 ("gate.weight_packed", with "gate.weight_shape", and
-          "gate.weight_zero_point" where it is not symmetric).
+          "gate.weight_zero_point" where it is not symmetric);
+        * GPTQ's integers of 2, 4 or 8 bits ("gate.qweight", ".qzeros", ".scales", and ".g_idx" where the inputs are in
+          no order), and AWQ's of 4.
 
         Such a weight is ``(code - zero) * scale``, every value a float32 rounded once. Which rows and columns share a
         scale is config.json's word, which a store's arrays carry in their dtype, as do copies of them; without it
-        only grids that can be read in one way are. Scales of activations are not used.
+        only grids that can be read in one way are, and no "qweight". Scales of activations are not used.
 
     Returns
     -------
@@ -95,7 +98,8 @@ def linear(x: ArrayLike, lease: Arrays, name: str) -> NDArray[np.float32]:
     the result the call holds at most 3 MiB, or 6 bytes per element of a row that is longer than a block; and for a
     weight that is stored as [in, out] the size of the result once more. GGML's blocks take 2 MiB, and what
     dequantising 16 rows takes: up to about 25 bytes per element of those. Codes with scales take 2 MiB and at most
-    1 MiB to decode them with. NumPy's own bfloat16 product is more than ten times slower.
+    1 MiB to decode them with; those of GPTQ and AWQ at least the columns of a word, and two float32 more for each
+    group of a column. NumPy's own bfloat16 product is more than ten times slower.
 
     The bits of the result depend on x, the weight's values, dtype and strides, and BLAS with its thread count; not
     on where the weight lies, nor on other threads calling this. Safe to call from any number of threads.
@@ -106,7 +110,7 @@ def linear(x: ArrayLike, lease: Arrays, name: str) -> NDArray[np.float32]:
         if name in _ROLES and (blocks := _blocks(lease, name)) is not None:
             return _times_blocks(x, lease, name, blocks)
         if (coded := coded_weight(lease, name)) is not None:
-            return _times_rows(x, name, coded.shape, coded.fill)
+            return _times_codes(x, name, coded)
         encoded = [label for label in lease if not is_plain(lease[label].dtype)]
         if name not in _ROLES or not encoded:
             raise
@@ -116,7 +120,7 @@ def linear(x: ArrayLike, lease: Arrays, name: str) -> NDArray[np.float32]:
         return _times_blocks(x, lease, name, weight)
     # A lease's "gate" is its weight. Of "gate.weight", even in bfloat16, the scale beside it is a part.
     if (name.endswith(".weight") or not is_plain(weight.dtype)) and (coded := coded_weight(lease, name)) is not None:
-        return _times_rows(x, name, coded.shape, coded.fill)
+        return _times_codes(x, name, coded)
     if not is_plain(weight.dtype):
         raise _cannot_decode(lease, name, [name])
     x, rows = _checked(x, name, weight.shape)
@@ -156,6 +160,24 @@ def _times_blocks(x: ArrayLike, lease: Arrays, name: str, weight: NDArray[Any]) 
     if scale in set(lease):
         y *= lease[scale].astype(np.float32)
     return y
+
+
+def _times_codes(x: ArrayLike, name: str, coded: Coded | Turned) -> NDArray[np.float32]:
+    """Multiply by codes: a block of rows at a time; of those stored as [in, out], the rows are a block's columns."""
+    if isinstance(coded, Coded):
+        return _times_rows(x, name, coded.shape, coded.fill)
+    x, rows = _checked(x, name, coded.shape)
+    n_out, n_in = coded.shape
+    y = np.zeros((len(rows), n_out), np.float32)
+    if y.size and n_in:
+        step = min(n_out, max(1, BLOCK_BYTES // (4 * n_in * coded.step)) * coded.step)
+        _scratch.reserve(step * n_in, halves=False)
+        for first in range(0, n_out, step):
+            count = min(step, n_out - first)
+            block = _scratch.floats[: n_in * count].reshape(n_in, count)
+            coded.fill(first, block)
+            np.matmul(rows, block, out=y[:, first : first + count])
+    return y if x.ndim == 2 else y[0]
 
 
 def _times_rows(x: ArrayLike, name: str, shape: tuple[int, ...], fill: Fill) -> NDArray[np.float32]:
@@ -231,6 +253,6 @@ def _cannot_decode(lease: Arrays, name: str, labels: list[str]) -> UnsupportedCh
     why = f": {problems[0]}" if problems else ""
     return UnsupportedCheckpoint(
         f"linear cannot multiply by {name!r}: stored as {stored} ({what}){why}. The lease serves the bytes; this "
-        f"version decodes float32, float16, bfloat16, GGML's types, and float8, MXFP4, NVFP4 and packed integers with "
-        f"their scales beside them"
+        f"version decodes float32, float16, bfloat16, GGML's types, and float8, MXFP4, NVFP4 and packed integers "
+        f"(compressed-tensors, GPTQ, AWQ) with their scales beside them"
     )

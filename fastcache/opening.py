@@ -83,7 +83,7 @@ def open(
 
     Raises
     ------
-    CheckpointError, SidecarNotFound, CheckpointMismatch, BudgetTooSmall, FeatureUnavailable, ValueError, TypeError
+    CheckpointError, SidecarNotFound, CheckpointMismatch, InvalidBudget, FeatureUnavailable, ValueError, TypeError
     """
     if progress is not None and not callable(progress):
         raise TypeError(f"progress is a callable or None; got {progress!r}")

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcache.errors import CheckpointMismatch
+from fastcache.errors import CheckpointMismatch, HotListError
 from fastcache.keys import ExpertKey
 
 F32: TypeAlias = NDArray[np.float32]
@@ -230,8 +230,8 @@ class HotList(_Counted):
         ------
         CheckpointMismatch
             It speaks of another checkpoint than `fingerprint`.
-        ValueError
-            It is no hot list.
+        HotListError
+            It is no hot list. It is a ValueError.
         """
         try:
             found: Mapping[str, Any] = json.loads(Path(path).read_text())
@@ -242,7 +242,7 @@ class HotList(_Counted):
             if any(heat.ndim != 1 or not np.isfinite(heat).all() for heat in hot._heat.values()):
                 raise ValueError("heat must be lists of numbers")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path}: no hot list: {error}") from error
+            raise HotListError(f"{path}: no hot list, or a damaged one: {error}") from error
         if hot.fingerprint != fingerprint:
             raise CheckpointMismatch(
                 f"{path}: made with another checkpoint (fingerprint {hot.fingerprint}, this one has {fingerprint}); "

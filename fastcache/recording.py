@@ -143,6 +143,7 @@ def header_of(
             "slot_bytes": list(sizing.slot_bytes),
             "classes": [[kind, len(list(keys))] for kind, keys in itertools.groupby(sizing.cls.tolist())],
             "counters": list(COUNTERS),
+            "guesses": "wait",
             "exact": _UNSURE,
         },
     )

@@ -41,25 +41,25 @@ class Settings:
 
 def resolve(
     *,
-    budget: Any,
-    policy: Any,
-    engine: Any,
-    direct: Any,
-    mlock: Any,
-    hugepages: Any,
-    chunk: Any,
-    queue_depth: Any,
-    io_threads: Any,
-    overflow: Any,
-    timeout: Any,
     policies: Sequence[str],
+    budget: Any = None,
+    policy: Any = None,
+    engine: Any = None,
+    direct: Any = None,
+    mlock: Any = None,
+    hugepages: Any = None,
+    chunk: Any = None,
+    queue_depth: Any = None,
+    io_threads: Any = None,
+    overflow: Any = None,
+    timeout: Any = None,
     speculation: Any = None,
     ghosts: Any = None,
     guess_bytes: Any = None,
     guess_share: Any = None,
     verify: Any = None,
 ) -> Settings:
-    """Return checked settings.
+    """Return checked settings; None is the environment's value, else the built-in one.
 
     Raises
     ------

@@ -50,7 +50,7 @@ def size_store(inventory: Inventory, span: np.ndarray[Any, Any], align: int, set
 
     Raises
     ------
-    BudgetTooSmall, TypeError
+    InvalidBudget, TypeError
         The budget cannot be parsed.
     """
     cls, slot_bytes = size_classes(_alike(span, inventory.payload()), align)

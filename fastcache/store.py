@@ -377,10 +377,7 @@ class ExpertStore(Server):
         )
 
     def _batch_error(self, failed: Mapping[tuple[int, int], Exception]) -> errors.BatchFailed:
-        named = {ExpertKey(*key): error for key, error in failed.items()}
-        key, first = next(iter(named.items()))
-        text = f"{len(named)} experts of the batch failed (see .failed); the first was {tuple(key)}: {first}"
-        return errors.BatchFailed(text, named)
+        return failures.batch_error(failed)
 
     def _read_expert(self, layer: int, expert: int) -> Any:
         return self._source.read_expert(ExpertKey(layer, expert))

@@ -25,12 +25,13 @@ from fastcache_ext.arena cimport (
     FC_HUGE_OFF, FC_HUGE_THP, FC_HUGE_TLB, arena_new, arena_unref, fc_arena, fc_slabs,
     fork_generation, slabs_read,
 )
+from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.files cimport FileSet
 from fastcache_ext.ghosts cimport MAX_GHOSTS
 from fastcache_ext.given cimport key_parts, shown
 from fastcache_ext.hold cimport hold_arena, unhold_arena
 from fastcache_ext.ioqueue cimport FC_ECLOSED, fc_extent, fc_port
-from fastcache_ext.landing cimport landing_port
+from fastcache_ext.port cimport core_port
 from fastcache_ext.monitor cimport (
     core_close, core_free, core_haunt, core_lock, core_new, core_unlock, fc_node,
 )
@@ -164,7 +165,7 @@ cdef class Core:
         self.c.direct_required = direct_required
         self.c.overflow_limit = overflow
         self.c.evidence.mode = SPECULATION[speculation]
-        landing_port(self.c, &port)
+        core_port(self.c, &port)
         self.worker.core = self.c       # before what may fail: _stop() reaches the core through it
         self._start(&port, engine, queue_depth, io_threads)
         self.worker.ring = self.ring
@@ -325,7 +326,7 @@ cdef class Core:
     cdef int check(self) except -1:
         """Not a forked child's, not closed: or the exception. Costs two compares."""
         self.same_process()
-        if self.c == NULL or self.c.closing:
+        if self.c == NULL or fc_load32(&self.c.closing):
             raise self._error(FC_ECLOSED, None, None, None, 0, 0, 0)
         return 0
 

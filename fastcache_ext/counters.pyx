@@ -8,7 +8,9 @@ from libc.stdlib cimport calloc, free
 
 from fastcache_ext.arena cimport FC_EOVERFLOW
 from fastcache_ext.atomics cimport fc_fence_acquire, fc_load64, fc_peek64
-from fastcache_ext.ioqueue cimport FC_ECANCELLED, FC_ECHANGED, FC_ECHECKSUM, FC_ECLOSED, FC_ESHORT, FC_ESOURCE
+from fastcache_ext.ioqueue cimport (
+    FC_ECANCELLED, FC_ECHANGED, FC_ECHECKSUM, FC_ECLOSED, FC_ENOROOM, FC_ESHORT, FC_ESOURCE,
+)
 
 NAMES = (
     "requests", "hits", "joins", "misses",
@@ -54,8 +56,8 @@ cdef int32_t counters_phase(fc_counters *c, int32_t phase) noexcept nogil:
 
 cdef void count_error(fc_counters *c, int phase, int error) noexcept nogil:
     cdef int what
-    if error == FC_ECANCELLED:
-        return                          # somebody's wish, no failure
+    if error == FC_ECANCELLED or error == FC_ENOROOM:
+        return                          # somebody's wish, or a guess that was worth no eviction: no failure
     if error == FC_ESHORT:
         what = FC_ERROR_SHORT_READ
     elif error == FC_ECHANGED:

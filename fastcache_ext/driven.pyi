@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-Slabs = tuple[int, Sequence[int], Sequence[int], Sequence[int], Sequence[int]]
+_Slabs = tuple[int, Sequence[int], Sequence[int], Sequence[int], Sequence[int]]
 
 class Evicted(NamedTuple):
     key: int
@@ -15,7 +15,7 @@ class Table:
         cls_of: Sequence[int],
         class_slots: Sequence[int],
         policy: str,
-        slabs: Slabs | None = None,
+        slabs: _Slabs | None = None,
     ) -> Table: ...
     def request(self, key: int) -> None: ...
     def reserve(self, key: int, origin: int, mode: int) -> tuple[int, Evicted | None]: ...

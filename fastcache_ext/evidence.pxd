@@ -56,15 +56,19 @@ ctypedef struct fc_evidence:
     int32_t measured
     # visits: contiguous runs of demands to one layer
     int32_t watched         # guesses that a visit of their layer may find out
+    int32_t gone            # guesses that waited until their layer was visited without them: to be ended
+    int32_t n_layers
+    int32_t n_slots
     int32_t layer           # of the visit that is open, or -1
     uint32_t visit          # its number
     uint32_t *seen          # [n_keys] number of the visit that last asked for it
-    int32_t *head           # [n_layers] watched guesses of the layer, by slot, or -1
-    int32_t *next           # [n_slots]
-    int32_t *prev           # [n_slots]
-    uint8_t *watch          # [n_slots] what is known of the guess in the slot
-    uint8_t *by             # [n_slots] predictor of the slot's load, where a prefetch or a pin issued it
-    int64_t *nbytes         # [n_slots] payload of that load
+    # a guess goes by its slot, and by n_slots + i while it waits for one in place i: [2 * n_slots]
+    int32_t *head           # [n_layers + 1] watched guesses of the layer, or -1; at the end, those gone
+    int32_t *next
+    int32_t *prev
+    uint8_t *watch          # what is known of the guess
+    uint8_t *by             # predictor of the load, where a prefetch or a pin issued it
+    int64_t *nbytes         # payload of that load
     uint8_t *displaced      # [n_keys] predictor whose guess evicted it, plus 1; 0: none
     # waits: times in which at least one demand load is under way
     int32_t waiting         # demand loads under way
@@ -81,9 +85,13 @@ cdef void evidence_free(fc_evidence *e) noexcept nogil
 
 # Whether a guess of `predictor`, the nth of `total` in its call that need a read, may be read.
 cdef bint evidence_admit(fc_evidence *e, int predictor, int32_t nth, int32_t total) noexcept nogil
-# A guess (or a pin) took `slot`; `evicted` = the read expert that made room, or -1.
+# A guess (or a pin) took `slot`, or waits; `evicted` = the read expert that made room, or -1.
 cdef void evidence_issued(fc_evidence *e, int predictor, int32_t slot, int32_t layer, int32_t key, int64_t payload,
                           int32_t evicted) noexcept nogil
+# One that waited has got `slot`.
+cdef void evidence_moved(fc_evidence *e, int32_t place, int32_t slot, int32_t evicted) noexcept nogil
+# One of those gone, or -1. It stays among them until it is dropped.
+cdef int32_t evidence_gone(const fc_evidence *e) noexcept nogil
 cdef void evidence_joined(fc_evidence *e, int32_t slot) noexcept nogil          # by a demand, in flight
 # It landed; `early` bytes of it had been read when the first demand joined, which together waited `wait_ns`.
 cdef void evidence_landed(fc_evidence *e, int32_t slot, bint late, int64_t early, int64_t wait_ns) noexcept nogil

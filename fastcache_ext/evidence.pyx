@@ -1,7 +1,7 @@
 """Evidence: whether guesses pay, per predictor, and how many of the next ones are therefore let in.
 
 A guess is resolved when a demand uses or joins it, when it is evicted unread, or when its layer has been visited without it; the
-last is taken back if it is used later. Each resolution weighs
+last is taken back if it is used later, and ends a guess that still waits for a slot. Each resolution weighs
 
     gain   the wait that it saved: its bytes, as far as they were read ahead, at the measured rate of demand reads
     waste  a quarter of the device time that a wrong one took: the device may have had nothing else to do
@@ -13,8 +13,7 @@ that is right half the time one in 256 begins so. Cost above gain stops the pred
 one may send four single guesses after 64 declined ones, then after 128, and so on up to 4,096; three of them decide whether it may
 start again.
 
-Every function is O(1), but for the end of a visit, which looks at each guess of its layer at most twice in the guess's life.
-Knows no slot state, lock, clock or name. May import libc.
+Every function is O(1), but for a visit's end, which looks at a guess of its layer twice at most. No lock or clock. Imports libc.
 """
 from libc.errno cimport ENOMEM
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
@@ -39,6 +38,7 @@ cdef enum:                  # watch[slot]
     ASKED = 3               # a demand waits for it
     MISSED = 4              # its layer was visited without it
     ASKED_AFTER_ALL = 5     # and then a demand came
+    GONE = 6                # its layer was visited without it while it had no slot: it is not worth reading any more
 
 cdef enum:
     FEW = 32                # resolutions that decide nothing ...
@@ -60,19 +60,21 @@ cdef int64_t LONG_WAIT_NS = 100000000   # demands that never stop are measured i
 cdef int evidence_init(fc_evidence *e, int32_t n_layers, int32_t n_keys, int32_t n_slots) noexcept nogil:
     cdef int32_t i
     e.layer = -1
+    e.n_layers = n_layers
+    e.n_slots = n_slots
     e.ns_per_byte = GUESSED_RATE
     e.seen = <uint32_t *>calloc(n_keys + 1, sizeof(uint32_t))
     e.head = <int32_t *>calloc(n_layers + 1, sizeof(int32_t))
-    e.next = <int32_t *>calloc(n_slots + 1, sizeof(int32_t))
-    e.prev = <int32_t *>calloc(n_slots + 1, sizeof(int32_t))
-    e.nbytes = <int64_t *>calloc(n_slots + 1, sizeof(int64_t))
-    e.watch = <uint8_t *>calloc(n_slots + 1, 1)
-    e.by = <uint8_t *>calloc(n_slots + 1, 1)
+    e.next = <int32_t *>calloc(2 * n_slots + 1, sizeof(int32_t))
+    e.prev = <int32_t *>calloc(2 * n_slots + 1, sizeof(int32_t))
+    e.nbytes = <int64_t *>calloc(2 * n_slots + 1, sizeof(int64_t))
+    e.watch = <uint8_t *>calloc(2 * n_slots + 1, 1)
+    e.by = <uint8_t *>calloc(2 * n_slots + 1, 1)
     e.displaced = <uint8_t *>calloc(n_keys + 1, 1)
     if (e.seen == NULL or e.head == NULL or e.next == NULL or e.prev == NULL or e.nbytes == NULL or e.watch == NULL
             or e.by == NULL or e.displaced == NULL):
         return -ENOMEM
-    for i in range(n_layers):
+    for i in range(n_layers + 1):
         e.head[i] = -1
     for i in range(EV_PREDICTORS):
         e.predictors[i].pause = e.predictors[i].interval = FIRST_PAUSE
@@ -186,8 +188,10 @@ cdef void good(fc_evidence *e, int32_t slot, int64_t early) noexcept nogil:
 
 cdef void leave(fc_evidence *e, int32_t slot) noexcept nogil:
     """No visit resolves the guess in `slot` any more."""
-    if e.watch[slot] == OPEN or e.watch[slot] == LATER:
-        e.watched -= 1
+    cdef uint8_t was = e.watch[slot]
+    if was == OPEN or was == LATER or was == GONE:
+        e.gone -= was == GONE
+        e.watched -= was != GONE
         if e.next[slot] >= 0:
             e.prev[e.next[slot]] = e.prev[slot]
         if e.prev[slot] >= 0:
@@ -195,6 +199,14 @@ cdef void leave(fc_evidence *e, int32_t slot) noexcept nogil:
         else:
             e.head[-1 - e.prev[slot]] = e.next[slot]
     e.watch[slot] = NOTHING
+
+
+cdef inline void enter(fc_evidence *e, int32_t slot, int32_t layer) noexcept nogil:
+    e.prev[slot] = -1 - layer                   # the head of that layer's list points here
+    e.next[slot] = e.head[layer]
+    if e.head[layer] >= 0:
+        e.prev[e.head[layer]] = slot
+    e.head[layer] = slot
 
 
 cdef void evidence_issued(fc_evidence *e, int predictor, int32_t slot, int32_t layer, int32_t key, int64_t payload,
@@ -214,11 +226,32 @@ cdef void evidence_issued(fc_evidence *e, int predictor, int32_t slot, int32_t l
         e.visit += 1                            # what was seen before nobody watched is stale
     e.watched += 1
     e.watch[slot] = LATER if layer == e.layer else OPEN
-    e.prev[slot] = -1 - layer                   # the head of that layer's list points here
-    e.next[slot] = e.head[layer]
-    if e.head[layer] >= 0:
-        e.prev[e.head[layer]] = slot
-    e.head[layer] = slot
+    enter(e, slot, layer)
+
+
+cdef void evidence_moved(fc_evidence *e, int32_t place, int32_t slot, int32_t evicted) noexcept nogil:
+    cdef uint8_t was = e.watch[place]
+    leave(e, slot)
+    e.by[slot] = e.by[place]
+    e.nbytes[slot] = e.nbytes[place]
+    if was == OPEN or was == LATER:
+        e.next[slot] = e.next[place]
+        e.prev[slot] = e.prev[place]
+        if e.next[slot] >= 0:
+            e.prev[e.next[slot]] = slot
+        if e.prev[slot] >= 0:
+            e.next[e.prev[slot]] = slot
+        else:
+            e.head[-1 - e.prev[slot]] = slot
+        e.watch[slot] = was
+        e.watch[place] = NOTHING
+    leave(e, place)                             # one that was gone is resolved: its use changes nothing
+    if evicted >= 0:
+        e.displaced[evicted] = <uint8_t>(e.by[slot] + 1)
+
+
+cdef int32_t evidence_gone(const fc_evidence *e) noexcept nogil:
+    return e.head[e.n_layers]
 
 
 cdef void evidence_joined(fc_evidence *e, int32_t slot) noexcept nogil:
@@ -288,9 +321,15 @@ cdef void close_visit(fc_evidence *e, int32_t layer) noexcept nogil:
             e.watch[slot] = OPEN
         else:
             leave(e, slot)
-            e.watch[slot] = MISSED
             e.predictors[e.by[slot]].count[E_MISSED] += 1
-            resolve(e, slot, False, 0, WASTE * e.nbytes[slot] * e.ns_per_byte)
+            if slot < e.n_slots:
+                e.watch[slot] = MISSED
+                resolve(e, slot, False, 0, WASTE * e.nbytes[slot] * e.ns_per_byte)
+            else:
+                e.watch[slot] = GONE
+                e.gone += 1
+                enter(e, slot, e.n_layers)
+                resolve(e, slot, False, 0, 0)   # wrong, but nothing was read for it
         slot = after
 
 

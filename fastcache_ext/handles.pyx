@@ -7,7 +7,7 @@ from libc.stdint cimport int32_t
 from fastcache_ext.arguments cimport seconds
 from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.batch cimport Batch
-from fastcache_ext.ioqueue cimport FC_ECANCELLED
+from fastcache_ext.ioqueue cimport FC_ECANCELLED, FC_ENOROOM
 from fastcache_ext.monitor cimport *
 from fastcache_ext.requests cimport core_retry
 from fastcache_ext.views cimport ExpertLease
@@ -140,7 +140,8 @@ cdef class Prefetch:
     def result(self, timeout=None):
         """Return {ExpertKey: what became of it}, waiting at most `timeout` seconds.
 
-        "resident" (it was), "loaded", "late" (a demand came for it before it had landed), "no_room", "cancelled",
+        "resident" (it was), "loaded", "late" (a demand came for it before it had landed), "no_room", "cancelled" (by
+        cancel(), or because its layer was visited without it before its read had begun),
         "failed", or "declined": speculation does not pay for this predictor now (see `describe()["speculation"]`).
 
         Raises
@@ -163,7 +164,8 @@ cdef class Prefetch:
             elif node_is(node, FC_NODE_DECLINED):
                 what = "declined"
             else:
-                what = "cancelled" if node.error == FC_ECANCELLED else "failed"
+                what = ("cancelled" if node.error == FC_ECANCELLED else "no_room" if node.error == FC_ENOROOM
+                        else "failed")
             out[self.server.catalog.key_type(*self.server._where(node.key))] = what
         return out
 

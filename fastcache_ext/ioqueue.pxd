@@ -60,7 +60,9 @@ ctypedef struct fc_op:          # one read that an engine is asked for
 
 ctypedef struct fc_load:        # one expert on its way into one destination
     int32_t key             # dense key of the expert
-    int32_t slot            # destination slot, or -1: a private buffer
+    int32_t slot            # destination slot, or -1: a private buffer, or a guess that waits
+    int32_t place           # where the evidence has it: its slot, or n_slots and more while it waits; -1: a private buffer
+    int32_t waiting         # 1: a guess that has no slot yet (waiting.pxd)
     void *priv              # the private buffer (arena.fc_private), or NULL
     uint8_t *dest           # first byte of the destination
     const fc_extent *extents
@@ -124,11 +126,15 @@ cdef void queue_init(fc_queue *q, int64_t chunk, int64_t guess_chunk, int64_t gu
 cdef void queue_push(fc_queue *q, fc_load *load) noexcept nogil
 cdef void queue_unlink(fc_queue *q, fc_load *load) noexcept nogil
 cdef bint queue_promote(fc_queue *q, fc_load *load) noexcept nogil
+# `to` stands where `load` stood, of which it is a copy.
+cdef void queue_moved(fc_queue *q, const fc_load *load, fc_load *to) noexcept nogil
 # Bytes of the load that have been cut into reads; padding at most more.
 cdef int64_t load_cut(const fc_load *load) noexcept nogil
 # The engine has given `op` back.
 cdef void queue_settled(fc_queue *q, const fc_op *op) noexcept nogil
 cdef bint queue_empty(const fc_queue *q) noexcept nogil
+# Of which load queue_next() would cut a chunk; NULL: of none.
+cdef fc_load *queue_due(const fc_queue *q) noexcept nogil
 cdef bint queue_next(fc_queue *q, fc_file *files, fc_op *op) noexcept nogil
 cdef int op_settle(fc_op *op, int64_t res, int32_t direct_required) noexcept nogil
 
@@ -139,3 +145,4 @@ cdef enum:                  # failures that are no errno; they stand where a pos
     FC_ECANCELLED = 1004    # a guess, cancelled
     FC_ESOURCE = 1005       # a Python source raised
     FC_ECHECKSUM = 1007     # what was read is not what the sidecar knows; 1006 is the arena's
+    FC_ENOROOM = 1008       # a guess for which nothing could be evicted when its turn came

@@ -30,6 +30,12 @@ cdef void queue_push(fc_queue *q, fc_load *load) noexcept nogil:
     load.queued = 1
     load.next = NULL
     load.prev = q.tail[k]
+    if k == FC_GUESS and not load.waiting and q.head[k] != NULL:
+        load.prev = NULL                    # it holds a slot: before those that wait for one
+        load.next = q.head[k]
+        q.head[k].prev = load
+        q.head[k] = load
+        return
     if q.tail[k] != NULL:
         q.tail[k].next = load
     else:
@@ -66,6 +72,20 @@ cdef bint queue_promote(fc_queue *q, fc_load *load) noexcept nogil:
     return was
 
 
+cdef void queue_moved(fc_queue *q, const fc_load *load, fc_load *to) noexcept nogil:
+    cdef int k = load.klass
+    if not load.queued:
+        return
+    if to.prev != NULL:
+        to.prev.next = to
+    else:
+        q.head[k] = to
+    if to.next != NULL:
+        to.next.prev = to
+    else:
+        q.tail[k] = to
+
+
 cdef int64_t load_cut(const fc_load *load) noexcept nogil:
     cdef int64_t nbytes = load.cut
     cdef int32_t i
@@ -78,19 +98,28 @@ cdef bint queue_empty(const fc_queue *q) noexcept nogil:
     return q.head[0] == NULL and q.head[1] == NULL
 
 
+cdef fc_load *queue_due(const fc_queue *q) noexcept nogil:
+    if q.head[FC_DEMAND] != NULL:
+        return q.head[FC_DEMAND]
+    if (q.demand_ops > 0 or q.guess_ops >= q.guess_ops_limit
+            or (q.guess_ops > 0 and q.guess_bytes + q.guess_chunk > q.guess_limit)):
+        return NULL
+    return q.head[FC_GUESS]
+
+
 cdef bint queue_next(fc_queue *q, fc_file *files, fc_op *op) noexcept nogil:
     """Cut the next chunk into `op`: demands first, guesses while no demand is being read and their bytes in flight allow.
 
     False when there is none.
     """
-    cdef int k = FC_DEMAND if q.head[FC_DEMAND] != NULL else FC_GUESS
-    cdef fc_load *load = q.head[k]
+    cdef int k
+    cdef fc_load *load = queue_due(q)
     cdef const fc_extent *x
     cdef fc_file *file
     cdef int64_t window, start, end
-    if load == NULL or (k == FC_GUESS and (q.demand_ops > 0 or q.guess_ops >= q.guess_ops_limit
-                                           or (q.guess_ops > 0 and q.guess_bytes + q.guess_chunk > q.guess_limit))):
+    if load == NULL:
         return False
+    k = load.klass
     x = &load.extents[load.extent]
     file = &files[x.file]
     # The window is the aligned superset; bytes of it that lie before the payload or after it are padding.

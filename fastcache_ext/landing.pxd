@@ -1,9 +1,14 @@
-# From the last completion of a load to RESIDENT or EMPTY, and the engines' port.
-from fastcache_ext.ioqueue cimport fc_load, fc_port
+# From the last completion of a load to RESIDENT or EMPTY.
+from fastcache_ext.ioqueue cimport fc_load
 from fastcache_ext.monitor cimport fc_core
 
 # The load is over: publish or abort, count, tell whoever waits. The mutex is held, and no read aims at its memory any more.
 cdef void finish(fc_core *c, fc_load *load, int error) noexcept nogil
-cdef void landing_port(fc_core *c, fc_port *port) noexcept nogil
+# The turn of a guess that waits has come. False: no slot for it, nor for those of its class that wait behind it; they are over.
+cdef bint guess_begin(fc_core *c, fc_load *load) noexcept nogil
+# End the guesses that waited until their layer was visited without them.
+cdef void guesses_gone(fc_core *c) noexcept nogil
+# All reads of `load` are over. The mutex is held, and left in between.
+cdef void land(fc_core *c, fc_load *load) noexcept nogil
 # The worker's: put right one load that the ring has landed (see fc_core.to_move). 1 if there was one. Takes the mutex.
 cdef int move_some(fc_core *c) noexcept nogil

@@ -1,4 +1,4 @@
-"""Landing: from a read's completion to RESIDENT, or back to EMPTY; and the port through which engines take and settle reads.
+"""Landing: from a load's last completion to RESIDENT, or back to EMPTY; and the end of guesses that are not read at all.
 
 Under the mutex, which monitor.pxd declares. Knows no Python. May import the plain modules below it.
 """
@@ -7,29 +7,23 @@ from libc.stdlib cimport free
 from libc.string cimport memmove
 
 from fastcache_ext.arena cimport fc_private, private_unref
-from fastcache_ext.atomics cimport fc_add32, fc_load32, fc_store32
+from fastcache_ext.atomics cimport fc_add32
 from fastcache_ext.counters cimport *
-from fastcache_ext.evidence cimport (
-    evidence_dropped, evidence_landed, evidence_read_begins, evidence_read_ends, evidence_wait_ends,
-)
+from fastcache_ext.evidence cimport evidence_dropped, evidence_gone, evidence_landed, evidence_wait_ends
 from fastcache_ext.files cimport file_check
 from fastcache_ext.ioqueue cimport (
-    FC_AGAIN, FC_CANCEL_NOT, FC_DEMAND, FC_ECANCELLED, FC_ECHANGED, FC_ECHECKSUM, FC_ECLOSED, FC_FINISHED, FC_GUESS, FC_STOP,
-    fc_extent, fc_load, fc_op, fc_port, op_settle, queue_empty, queue_next, queue_push,
-    queue_settled, queue_unlink,
+    FC_DEMAND, FC_ECANCELLED, FC_ECHANGED, FC_ECHECKSUM, FC_ECLOSED, FC_ENOROOM, FC_GUESS, fc_extent, fc_load, queue_unlink,
 )
 from fastcache_ext.monitor cimport (
-    FC_MODE_DEMAND, FC_NODE_FAILED, FC_NODE_HELD, fc_core, fc_node, fc_wait, node_set,
+    FC_MODE_DEMAND, FC_MODE_GUESS, FC_NODE_FAILED, FC_NODE_HELD, fc_core, fc_node, fc_wait, node_set,
 )
-from fastcache_ext.recorder cimport T_LANDED, note
+from fastcache_ext.recorder cimport T_BEGUN, T_LANDED, note
 from fastcache_ext.sums cimport sums_agree
 from fastcache_ext.table cimport (
     FC_FROM_DEMAND, FC_FROM_PREFETCH, fc_table, table_abort, table_check, table_publish,
 )
 from fastcache_ext.threads cimport *
-
-cdef extern from "errno.h" nogil:
-    int ECANCELED
+from fastcache_ext.waiting cimport waiting_begin, waiting_free
 
 cdef extern from *:
     """
@@ -77,10 +71,14 @@ cdef void node_landed(fc_node *node, int error, const fc_load *load) noexcept no
         fc_futex_wake(&w.pending)
 
 
+cdef inline bint was_dropped(int error) noexcept nogil:
+    return error == FC_ECLOSED or error == FC_ECANCELLED or error == FC_ENOROOM
+
+
 cdef void count_landing(fc_core *c, fc_load *load, int error) noexcept nogil:
     cdef fc_counters *n = &c.counters
     cdef int32_t layer = c.table.layer_of[load.key], phase = load.phase, p
-    cdef bint dropped = error == FC_ECLOSED or error == FC_ECANCELLED
+    cdef bint dropped = was_dropped(error)
     for p in range(FC_PHASES if load.joins > 0 else 0):
         count_in(n, p, C_JOINS_IN_FLIGHT, -load.joined[p])
         count_in(n, p, C_JOINS_OK if error == 0 else C_JOIN_FAILURES, load.joined[p])
@@ -134,12 +132,13 @@ cdef void finish(fc_core *c, fc_load *load, int error) noexcept nogil:
     if load.klass == FC_DEMAND:
         evidence_wait_ends(&c.evidence, now, load.payload - load.early if error == 0 else 0)
     if load.origin == FC_FROM_PREFETCH and error == 0:
-        evidence_landed(&c.evidence, load.slot, load.joins > 0, load.early, late_ns)
+        evidence_landed(&c.evidence, load.place, load.joins > 0, load.early, late_ns)
     elif load.origin == FC_FROM_PREFETCH:
-        evidence_dropped(&c.evidence, load.slot, error == FC_ECLOSED or error == FC_ECANCELLED, late_ns)
+        evidence_dropped(&c.evidence, load.place, was_dropped(error), late_ns)
     load.landing = 0
     if load.guess:
-        c.guessed[c.table.cls_of[load.key]] -= 1
+        c.guesses[c.table.cls_of[load.key]] -= 1
+        c.guessed[c.table.cls_of[load.key]] -= not load.waiting
     if load.slot >= 0:
         if error == 0:
             # A demand load is born consumed, unless everyone who wanted it has left.
@@ -158,7 +157,10 @@ cdef void finish(fc_core *c, fc_load *load, int error) noexcept nogil:
             node.priv = NULL
         node_landed(node, error, load)
         node = after
-    if load.slot < 0:
+    if load.waiting:
+        queue_unlink(&c.queue, load)
+        waiting_free(c, load)
+    elif load.slot < 0:
         if load.older != NULL:
             load.older.newer = load.newer
         else:
@@ -214,7 +216,6 @@ cdef int put_right(fc_core *c, fc_load *load) noexcept nogil:
 
 
 cdef void land(fc_core *c, fc_load *load) noexcept nogil:
-    """All reads of `load` are over. The mutex is held, and left in between."""
     cdef int error = load.error
     if error != 0:
         finish(c, load, error)
@@ -250,137 +251,37 @@ cdef int move_some(fc_core *c) noexcept nogil:
     pthread_mutex_lock(&c.mutex)
     load.error = error
     finish(c, load, error)
+    if c.queue.head[FC_GUESS] != NULL:      # which may wait for those that hold slots to land
+        if c.sleeping and c.kick != NULL:
+            c.sleeping = 0
+            c.kick(c.engine)
+        pthread_cond_broadcast(&c.work)
     pthread_mutex_unlock(&c.mutex)
     return 1
 
 
-# ---- the port: what an engine calls; both functions take and leave the mutex
+# ---- guesses that wait
 
-cdef void count_taken(fc_counters *n, fc_op **ops, int n_ops) noexcept nogil:
-    cdef int i
-    count_begin(n)
-    for i in range(n_ops):
-        count_in(n, ops[i].load.phase, C_READS_IN_FLIGHT, 1)
-        count_in(n, ops[i].load.phase, C_BYTES_IN_FLIGHT, ops[i].asked)
-    count_end(n)
-
-
-cdef void count_settled(fc_counters *n, const fc_op *op) noexcept nogil:
-    count_begin(n)
-    count_in(n, op.load.phase, C_READS, 1)
-    count_in(n, op.load.phase, C_READS_IN_FLIGHT, -1)
-    count_in(n, op.load.phase, C_BYTES_IN_FLIGHT, -op.asked)
-    count_in(n, op.load.phase, C_BYTES_SUBMITTED, op.submitted)
-    if op.direct:
-        count_in(n, op.load.phase, C_BYTES_DIRECT, op.submitted)
-    count_end(n)
+cdef bint guess_begin(fc_core *c, fc_load *load) noexcept nogil:
+    cdef int cls = c.table.cls_of[load.key]
+    cdef fc_load *after
+    note(c.recorder, T_BEGUN, 0, 0, load.key)
+    after = waiting_begin(c, load, FC_MODE_GUESS, load.phase, True)
+    if after != NULL:
+        if c.by_hand:
+            queue_unlink(&c.queue, after)
+        return True
+    # If a later one found a slot after all, a demand for this one might evict it unread.
+    while load != NULL:
+        after = load.next
+        if load.waiting and c.table.cls_of[load.key] == cls:
+            finish(c, load, FC_ENOROOM)
+        load = after
+    return False
 
 
-cdef int port_take(void *ctx, fc_op **out, int room, int may_block) noexcept nogil:
-    cdef fc_core *c = <fc_core *>ctx
-    cdef fc_op *op
-    cdef int n = 0
-    pthread_mutex_lock(&c.mutex)
-    if may_block:
-        c.sleeping = 0                      # it will sleep on `work`: a kick besides would end its next sleep for nothing
-    while True:
-        while n < room and c.free_ops != NULL and queue_next(&c.queue, c.files, c.free_ops):
-            op = c.free_ops
-            c.free_ops = op.next
-            op.next = NULL
-            op.asked = op.nbytes
-            if op.klass == FC_GUESS:
-                op.begun = evidence_read_begins(&c.evidence, fc_now_ns())
-            out[n] = op
-            n += 1
-        if n > 0:
-            count_taken(&c.counters, out, n)
-            break
-        if c.closing and queue_empty(&c.queue):
-            n = FC_STOP
-            break
-        if not may_block or c.poke:
-            c.poke = 0                  # an engine that gets nothing looks at its own chores, and asks again
-            break
-        c.idle += 1
-        pthread_cond_wait(&c.work, &c.mutex)
-        c.idle -= 1
-    c.sleeping = not may_block and n >= 0 and n < room
-    pthread_mutex_unlock(&c.mutex)
-    return n
-
-
-cdef int port_settle(void *ctx, fc_op *op, int64_t res) noexcept nogil:
-    cdef fc_core *c = <fc_core *>ctx
-    cdef fc_load *load = op.load
-    cdef int32_t ioprio = op.ioprio
-    cdef int verdict = op_settle(op, res, c.direct_required)
-    if op.ioprio != ioprio:
-        fc_store32(&c.queue.ioprio[FC_DEMAND], 0)
-        fc_store32(&c.queue.ioprio[FC_GUESS], 0)
-    if verdict == FC_AGAIN and fc_load32(&op.cancel) == FC_CANCEL_NOT:
-        return FC_AGAIN
-    pthread_mutex_lock(&c.mutex)
-    if fc_load32(&op.cancel) != FC_CANCEL_NOT and (verdict == FC_AGAIN or verdict == -ECANCELED):
-        c.reads_stopped += verdict == -ECANCELED
-        if load.error == 0:             # wanted again, meanwhile
-            fc_store32(&op.cancel, FC_CANCEL_NOT)
-            if verdict == -ECANCELED:
-                op.submitted += op.nbytes
-            pthread_mutex_unlock(&c.mutex)
-            return FC_AGAIN
-        verdict = FC_FINISHED
-        load.torn = 1
-    count_settled(&c.counters, op)
-    queue_settled(&c.queue, op)
-    if op.klass == FC_GUESS:
-        evidence_read_ends(&c.evidence, load.slot, load.klass == FC_DEMAND, op.begun, fc_now_ns(), op.charge)
-    load.ops -= 1
-    if verdict < 0 and (load.error == 0 or load.error == FC_ECANCELLED):
-        load.error = -verdict
-        load.error_file = <int32_t>(op.file - c.files)
-        load.error_offset = op.offset
-        load.error_wanted = op.expected
-        load.error_got = max(res, 0)
-        queue_unlink(&c.queue, load)        # what is not cut yet is not worth reading
-    op.load = NULL
-    op.next = c.free_ops
-    c.free_ops = op
-    if load.ops == 0 and not load.queued and load.torn and load.error == 0 and not c.closing:
-        load.torn = load.extent = 0     # stopped, and wanted again before the last of its reads was over
-        load.cut = 0
-        queue_push(&c.queue, load)
-    elif load.ops == 0 and not load.queued:
-        if load.torn and load.error == 0:
-            load.error = FC_ECLOSED
-        land(c, load)
-    if c.idle > 0 and not queue_empty(&c.queue):
-        pthread_cond_broadcast(&c.work)     # guesses that waited for their share
-    pthread_mutex_unlock(&c.mutex)
-    return FC_FINISHED
-
-
-cdef int port_patience(void *ctx, fc_op **ops, int n) noexcept nogil:
-    cdef fc_core *c = <fc_core *>ctx
-    cdef fc_node *node
-    cdef fc_wait *alone = NULL
-    cdef int i
-    cdef int32_t calm = n - 1           # all but the last: what there is to do then is done while that one is read
-    pthread_mutex_lock(&c.mutex)
-    if not c.sleeping:                  # kicked, or so full that it would not be
-        calm = 1
-    for i in range(n if calm > 1 else 0):
-        node = <fc_node *>ops[i].load.waiters
-        if node == NULL or node.next != NULL or node.wait.each or (alone != NULL and node.wait != alone):
-            calm = 1
-            break
-        alone = node.wait
-    pthread_mutex_unlock(&c.mutex)
-    return max(calm, 1)
-
-
-cdef void landing_port(fc_core *c, fc_port *port) noexcept nogil:
-    port.ctx = c
-    port.patience = port_patience
-    port.take = port_take
-    port.settle = port_settle
+cdef void guesses_gone(fc_core *c) noexcept nogil:
+    cdef int32_t place = evidence_gone(&c.evidence)
+    while place >= 0:
+        finish(c, &c.loads[place], FC_ECANCELLED)
+        place = evidence_gone(&c.evidence)

@@ -77,7 +77,9 @@ ctypedef struct fc_core:
     fc_extent *extents
     int32_t *ext_first      # [n_keys + 1]
     int64_t *span           # [n_keys] bytes of a slot that the key uses, padding included
-    fc_load *loads          # [n_slots]
+    fc_load *loads          # [2 * n_slots] by slot; then those of guesses that wait (waiting.pxd)
+    fc_load *places         # of these, the free ones, by `next`
+    int32_t *place_of       # [n_keys] which of them the key has, or -1
     fc_load *privates       # private loads in flight
     fc_load *to_move        # landed loads that the worker is to put right: extents moved, bytes checked
     fc_sums *sums           # owned, or NULL: nothing is checked
@@ -92,7 +94,8 @@ ctypedef struct fc_core:
     int32_t idle            # engine threads waiting for work
     int32_t sleeping        # the ring sleeps in the kernel and wants a kick
     int32_t poke            # 1: the idle engine has a chore of its own (registration)
-    int32_t guessed[16]     # per class: loads of prefetches under way
+    int32_t guesses[16]     # per class: loads of prefetches under way
+    int32_t guessed[16]     # of these, those that hold a slot
     int32_t closing
     int32_t direct_required
     int32_t fork_gen

@@ -12,7 +12,7 @@ from fastcache_ext.atomics cimport fc_load32, fc_store32
 from fastcache_ext.counters cimport count_begin, count_end, count_wait, counters_destroy, counters_init
 from fastcache_ext.evidence cimport EV_CALLER, EV_PIN, EV_WARM, evidence_free, evidence_init
 from fastcache_ext.ghosts cimport ghosts_free, ghosts_new, ghosts_used
-from fastcache_ext.landing cimport finish
+from fastcache_ext.landing cimport finish, guess_begin
 from fastcache_ext.ioqueue cimport FC_CANCEL_WANTED, FC_ECANCELLED, FC_ECLOSED, FC_GUESS, queue_init, queue_unlink
 from fastcache_ext.recorder cimport T_CANCEL, T_LEFT, T_PIN, T_TOKEN, T_UNPIN, note
 from fastcache_ext.sums cimport sums_free
@@ -47,15 +47,23 @@ cdef fc_core *core_new(fc_arena *arena, int32_t n_layers, const int32_t *layer_f
     c.extents = <fc_extent *>copied(extents, n_extents * <int64_t>sizeof(fc_extent))
     c.ext_first = <int32_t *>copied(ext_first, (n_keys + 1) * <int64_t>sizeof(int32_t))
     c.span = <int64_t *>copied(span, n_keys * <int64_t>sizeof(int64_t))
-    c.loads = <fc_load *>calloc(arena.n_slots + 1, sizeof(fc_load))
+    c.loads = <fc_load *>calloc(2 * arena.n_slots + 1, sizeof(fc_load))
+    c.place_of = <int32_t *>malloc(n_keys * sizeof(int32_t) + 1)
     c.ops = <fc_op *>calloc(n_ops, sizeof(fc_op))
     if (c.extents == NULL or c.ext_first == NULL or c.span == NULL or c.loads == NULL or c.ops == NULL
+            or c.place_of == NULL
             or counters_init(&c.counters, n_layers) != 0
             or table_init(&c.table, arena, n_layers, layer_first, cls_of, policy) != 0
             or evidence_init(&c.evidence, n_layers, n_keys, arena.n_slots) != 0):
         core_free(c)
         return NULL
     c.n_ops = n_ops
+    for i in range(n_keys):
+        c.place_of[i] = -1
+    for i in range(2 * arena.n_slots - 1, arena.n_slots - 1, -1):
+        c.loads[i].place = i
+        c.loads[i].next = c.places
+        c.places = &c.loads[i]
     for i in range(n_ops):
         c.ops[i].next = c.free_ops
         c.free_ops = &c.ops[i]
@@ -68,6 +76,7 @@ cdef void core_free(fc_core *c) noexcept nogil:
     ghosts_free(c.ghosts)
     sums_free(c.sums)
     free(c.loads)
+    free(c.place_of)
     free(c.ops)
     counters_destroy(&c.counters)
     free(c.extents)
@@ -272,6 +281,8 @@ cdef bint core_claim(fc_core *c, fc_node *node) noexcept nogil:
     cdef bint mine
     pthread_mutex_lock(&c.mutex)
     mine = node_is(node, FC_NODE_FLYING) and not node.load.landing
+    if mine and node.load.waiting:
+        mine = guess_begin(c, node.load)
     if mine:
         node.load.landing = 1               # nobody cancels it now, and nobody else fills it
     pthread_mutex_unlock(&c.mutex)
@@ -292,7 +303,7 @@ cdef void core_close(fc_core *c) noexcept nogil:
     cdef int k
     cdef bint stop = False
     pthread_mutex_lock(&c.mutex)
-    c.closing = 1
+    fc_store32(&c.closing, 1)              # read without the mutex too
     for k in range(2):
         while c.queue.head[k] != NULL:
             load = c.queue.head[k]

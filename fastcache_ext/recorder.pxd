@@ -29,6 +29,7 @@ cdef enum:                  # kinds; fastcache/traces/format.py has the first th
     T_SWITCH = 32           # the policy becomes number `aux`; value: residents that go over, one MOVED each, in order
     T_MOVED = 33            # slot
     T_TRADE = 34            # key for whose class a slab changes hands; aux: residents that go for it, one EVICTED each
+    T_BEGUN = 35            # key of a guess whose turn it is to be read: it gets its slot, or it is over
 
 cdef enum:                  # flags of REQUEST and SERVED
     FC_AS_HIT = 0

@@ -23,15 +23,16 @@ from fastcache_ext.counters cimport (
 )
 from fastcache_ext.evidence cimport EV_PREDICTORS
 from fastcache_ext.ioqueue cimport FC_ECANCELLED, fc_extent, fc_load, queue_unlink
-from fastcache_ext.landing cimport finish
+from fastcache_ext.landing cimport finish, guess_begin
 from fastcache_ext.monitor cimport (
     FC_MODE_DEMAND, FC_MODE_GUESS, FC_MODE_WARM, FC_NODE_HELD, FC_NODE_NO_ROOM, core_free, core_new, fc_node, fc_wait,
     node_give_up, node_is, node_set, wait_done, wait_init,
 )
 from fastcache_ext.policy cimport fc_policy, policy_init
 from fastcache_ext.recorder cimport *
-from fastcache_ext.requests cimport core_begin, core_refuse, core_retry, flying
+from fastcache_ext.requests cimport core_begin, core_refuse, core_retry
 from fastcache_ext.table cimport table_switch
+from fastcache_ext.waiting cimport flying
 
 cdef enum:
     PIECE = 1 << 16         # operations between two looks at signals
@@ -245,10 +246,12 @@ cdef bint step(fc_replay *s) noexcept nogil:
         core_refuse(s.c, &call.w, &call.nodes[0], aux)
         sweep(s, False)
         return True
-    if kind == T_LANDED or kind == T_LEFT or kind == T_CANCEL:
+    if kind == T_LANDED or kind == T_LEFT or kind == T_CANCEL or kind == T_BEGUN:
         load = flying(s.c, value)
-    if load == NULL:
+    if load == NULL or (kind == T_LANDED and aux == 0 and load.waiting) or (kind == T_BEGUN and not load.waiting):
         diverge(s, 0)                   # nothing of the kind is under way here
+    elif kind == T_BEGUN:
+        guess_begin(s.c, load)
     elif kind == T_LANDED:
         return landed(s, load, aux)
     elif kind == T_LEFT:

@@ -119,7 +119,7 @@ cdef class Reporter(Core):
 
     def _is_open(self):
         """Whether calls would be served: not closed, and not a forked child's."""
-        return self.c != NULL and not self.forked() and not self.c.closing
+        return self.c != NULL and not self.forked() and not fc_load32(&self.c.closing)
 
     def _memory(self):
         """What the kernel really gave: bytes, and errnos where it refused. As it was at close, afterwards."""

@@ -2,7 +2,6 @@
 from libc.stdint cimport int32_t
 
 from fastcache_ext.arena cimport fc_private
-from fastcache_ext.ioqueue cimport fc_load
 from fastcache_ext.monitor cimport fc_core, fc_node, fc_wait
 
 # The hit path: one lease on the slot of `key`, or -1 when it is not resident. Counts the request if it is a hit.
@@ -17,5 +16,3 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil
 cdef int core_retry(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcept nogil
 # A NO_ROOM node that gets no private buffer either: count it as failed.
 cdef void core_refuse(fc_core *c, fc_wait *w, fc_node *node, int error) noexcept nogil
-# The load of `key` on its way, or NULL. The mutex is held.
-cdef fc_load *flying(fc_core *c, int32_t key) noexcept nogil

@@ -13,9 +13,9 @@ from fastcache_ext.evidence cimport (
 )
 from fastcache_ext.ghosts cimport ghosts_hear
 from fastcache_ext.ioqueue cimport (
-    FC_DEMAND, FC_ECANCELLED, FC_ECLOSED, FC_GUESS, fc_load, load_cut, queue_promote, queue_push,
+    FC_DEMAND, FC_ECANCELLED, FC_ECLOSED, FC_ENOROOM, FC_GUESS, fc_load, load_cut, queue_promote, queue_push, queue_unlink,
 )
-from fastcache_ext.landing cimport finish
+from fastcache_ext.landing cimport finish, guesses_gone
 from fastcache_ext.monitor cimport (
     FC_MODE_DEMAND, FC_MODE_GUESS, FC_NODE_DECLINED, FC_NODE_FAILED, FC_NODE_FLYING, FC_NODE_HELD,
     FC_NODE_NO_ROOM, fc_core, fc_node, fc_wait, node_is, node_set,
@@ -25,8 +25,9 @@ from fastcache_ext.recorder cimport (
     note_batch, note_request, note_single,
 )
 from fastcache_ext.room cimport room_for
-from fastcache_ext.table cimport FC_FROM_DEMAND, FC_FROM_PREFETCH, FC_INFLIGHT, FC_RESIDENT
+from fastcache_ext.table cimport FC_FROM_DEMAND, FC_FROM_PREFETCH, FC_RESIDENT
 from fastcache_ext.threads cimport *
+from fastcache_ext.waiting cimport flying, waiting_begin, waiting_new
 
 
 cdef void leave(fc_core *c) noexcept nogil:
@@ -88,6 +89,8 @@ cdef int32_t core_hit(fc_core *c, int32_t key) noexcept nogil:
     slot = c.table.slot_of[key]
     if slot >= 0 and c.table.slots[slot].state == FC_RESIDENT and not c.closing:
         note_hit(c, key, slot, lease_take(c.arena, slot), ALONE)
+        if c.evidence.gone > 0:
+            guesses_gone(c)
     else:
         slot = -1
     pthread_mutex_unlock(&c.mutex)
@@ -111,6 +114,8 @@ cdef bint core_hit_many(fc_core *c, const int32_t *keys, int n, int32_t *slots) 
         note_batch(c.recorder, FC_MODE_DEMAND, 0, n)
         for i in range(n):
             note_hit(c, keys[i], slots[i], lease_take(c.arena, slots[i]), OF_BATCH)
+        if c.evidence.gone > 0:
+            guesses_gone(c)
     pthread_mutex_unlock(&c.mutex)
     return all_here
 
@@ -133,18 +138,6 @@ cdef void attach(fc_wait *w, fc_node *node, fc_load *load) noexcept nogil:
         else:
             node.priv = <fc_private *>load.priv
             private_ref(node.priv)
-
-
-cdef fc_load *flying(fc_core *c, int32_t key) noexcept nogil:
-    """The load of `key` on its way, or NULL."""
-    cdef int32_t slot = c.table.slot_of[key]
-    cdef fc_load *load
-    if slot >= 0:
-        return &c.loads[slot] if c.table.slots[slot].state == FC_INFLIGHT else NULL
-    load = c.privates
-    while load != NULL and load.key != key:
-        load = load.newer
-    return load
 
 
 cdef void hold_resident(fc_core *c, fc_wait *w, fc_node *node, int32_t slot) noexcept nogil:
@@ -171,7 +164,7 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
         count_layer(n, c.table.layer_of[node.key], L_JOINS, 1)
         if load.origin == FC_FROM_PREFETCH:
             count(n, C_LATE_JOINS, 1)
-            evidence_joined(&c.evidence, load.slot)
+            evidence_joined(&c.evidence, load.place)
         count_end(n)
         if load.joins == 0:
             load.early = 0 if load.torn else load_cut(load)
@@ -195,21 +188,45 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
     attach(w, node, load)
 
 
+cdef fc_load *under_way(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil:
+    """The load to join, or NULL. A guess that waits gets its slot now if this is none; if it can have none, it is over."""
+    cdef fc_load *load = flying(c, node.key)
+    cdef fc_load *begun
+    if load == NULL or not load.waiting or w.mode == FC_MODE_GUESS:
+        return load
+    if w.mode == FC_MODE_DEMAND and not node.asked:
+        hear(c, node.key, -1)               # first, as at a miss
+        node.asked = 1
+    begun = waiting_begin(c, load, w.mode, c.counters.phase, False)
+    if begun == NULL:
+        finish(c, load, FC_ENOROOM)
+    elif c.by_hand:
+        queue_unlink(&c.queue, begun)
+    return begun
+
+
 cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcept nogil:
     """Begin the load of a key that is neither resident nor on its way. False: no room, and no private buffer given."""
     cdef fc_counters *n = &c.counters
-    cdef int32_t key = node.key, slot, i, displaced
+    cdef int32_t key = node.key, slot = -1, i, displaced = -1
     cdef bint demand = w.mode == FC_MODE_DEMAND
     cdef int origin = FC_FROM_DEMAND if demand else FC_FROM_PREFETCH
     cdef fc_load *load = NULL
     if demand and not node.asked:
         hear(c, key, -1)
         node.asked = 1
-    slot = room_for(c, key, origin, w.mode, &displaced)
+    if w.mode == FC_MODE_GUESS and c.ext_first[key + 1] > c.ext_first[key]:
+        load = waiting_new(c, key)
+    else:
+        slot = room_for(c, key, origin, w.mode, c.counters.phase, &displaced)
     if slot >= 0:
         load = &c.loads[slot]
+        load.place = slot
+        load.waiting = 0
     elif priv != NULL:
         load = <fc_load *>calloc(1, sizeof(fc_load))
+        if load != NULL:
+            load.place = -1
     if load == NULL:
         node_set(node, FC_NODE_NO_ROOM)
         return False
@@ -232,7 +249,8 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     load.klass = FC_GUESS if w.mode == FC_MODE_GUESS else FC_DEMAND
     load.guess = w.mode == FC_MODE_GUESS
     if load.guess:
-        c.guessed[c.table.cls_of[key]] += 1
+        c.guesses[c.table.cls_of[key]] += 1
+        c.guessed[c.table.cls_of[key]] += not load.waiting
     load.origin = origin
     load.generation = c.generation
     load.queued = load.landing = load.moves = load.ops = load.torn = load.extent = load.error = load.joins = load.waits = 0
@@ -247,6 +265,9 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     if slot >= 0:
         load.dest = c.arena.addr[slot]
         load.buf_index = c.arena.piece[slot]
+    elif load.waiting:
+        load.dest = NULL
+        load.buf_index = -1
     else:
         load.priv = priv
         private_ref(priv)                   # the load's own, besides the caller's
@@ -263,13 +284,11 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     if demand:
         evidence_absent(&c.evidence, key, load.payload)
     else:
-        evidence_issued(&c.evidence, w.predictor, slot, c.table.layer_of[key], key, load.payload, displaced)
+        evidence_issued(&c.evidence, w.predictor, load.place, c.table.layer_of[key], key, load.payload, displaced)
     attach(w, node, load)
-    if c.by_hand:
-        return True                         # a caller that waits will claim it
-    if load.n_extents > 0:
+    if load.waiting or (load.n_extents > 0 and not c.by_hand):
         queue_push(&c.queue, load)
-    else:
+    elif not c.by_hand:                     # else a caller that waits will claim it
         finish(c, load, 0)
     return True
 
@@ -303,7 +322,7 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
             else:
                 note_request(c.recorder, FC_AS_HIT, node.key, 0)
             continue
-        load = flying(c, node.key)
+        load = under_way(c, w, node)
         if load != NULL:
             note_request(c.recorder, FC_AS_JOIN, node.key, 0)
             join(c, w, node, load)
@@ -318,6 +337,8 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
         else:
             node_set(node, FC_NODE_DECLINED)
             note_request(c.recorder, FC_AS_DECLINED, node.key, 0)
+    if c.evidence.gone > 0:
+        guesses_gone(c)
     leave(c)
     return 0
 
@@ -337,7 +358,7 @@ cdef int core_retry(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noe
         hold_resident(c, w, node, slot)
         note_hit(c, node.key, slot, fc_load32(&c.arena.leases[slot]), RETRIED if node.asked else OF_BATCH)
     else:
-        load = flying(c, node.key)
+        load = under_way(c, w, node)
         if load != NULL:
             note(c.recorder, T_SERVED, FC_AS_JOIN, 0, node.key)
             join(c, w, node, load)

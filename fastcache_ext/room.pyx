@@ -13,12 +13,11 @@ from fastcache_ext.table cimport FC_FROM_PREFETCH, fc_evicted, table_reserve
 from fastcache_ext.trade cimport trade_for, trade_refused
 
 cdef enum:
-    CROWD = 8               # guesses under way evict while they hold less than one slot in so many ...
+    CROWD = 8               # guesses evict while they hold less than one slot in so many ...
     FEW = 4                 # ... or than so many, in a small cache, if that is less than half of it
 
 
-cdef inline bint crowded(fc_core *c, int32_t key) noexcept nogil:
-    """Whether a guess would have to evict, while guesses under way hold their share of the slots: they crowd demands out."""
+cdef bint crowded(const fc_core *c, int32_t key) noexcept nogil:
     cdef int cls = c.table.cls_of[key]
     cdef int32_t slots
     if cls >= c.arena.n_classes or c.table.free_head[cls] >= 0 or c.guessed[cls] == 0:
@@ -27,41 +26,39 @@ cdef inline bint crowded(fc_core *c, int32_t key) noexcept nogil:
     return c.guessed[cls] >= min(max(slots // CROWD, <int32_t>FEW), slots // 2)
 
 
-cdef void count_eviction(fc_core *c, const fc_evicted *evicted, int32_t slot) noexcept nogil:
+cdef void count_eviction(fc_core *c, const fc_evicted *evicted, int32_t slot, int phase) noexcept nogil:
     cdef fc_counters *n = &c.counters
     note(c.recorder, T_EVICTED, evicted.unread | evicted.origin << 1, 0, evicted.key)
     count_begin(n)
-    count(n, C_EVICTIONS, 1)
-    count(n, C_RESIDENT_EXPERTS, -1)
-    count_layer(n, c.table.layer_of[evicted.key], L_EVICTIONS, 1)
+    count_in(n, phase, C_EVICTIONS, 1)
+    count_in(n, phase, C_RESIDENT_EXPERTS, -1)
+    count_layer_in(n, phase, c.table.layer_of[evicted.key], L_EVICTIONS, 1)
     if evicted.unread and evicted.origin == FC_FROM_PREFETCH:
-        count(n, C_WASTED, 1)
-        count_layer(n, c.table.layer_of[evicted.key], L_WASTED, 1)
-        count(n, C_UNREAD_RESIDENT, -1)
+        count_in(n, phase, C_WASTED, 1)
+        count_layer_in(n, phase, c.table.layer_of[evicted.key], L_WASTED, 1)
+        count_in(n, phase, C_UNREAD_RESIDENT, -1)
         evidence_wasted(&c.evidence, slot)
     count_end(n)
 
 
-cdef void trade(fc_core *c, int32_t key) noexcept nogil:
+cdef void trade(fc_core *c, int32_t key, int phase) noexcept nogil:
     cdef int32_t i, gone = trade_for(&c.table, key, c.generation + 1)
     if gone >= 0:
         note(c.recorder, T_TRADE, 0, gone, key)
     for i in range(gone):
-        count_eviction(c, &c.table.trading.gone[i], c.table.trading.gone_from[i])
+        count_eviction(c, &c.table.trading.gone[i], c.table.trading.gone_from[i], phase)
 
 
-cdef int32_t room_for(fc_core *c, int32_t key, int origin, int mode, int32_t *displaced) noexcept nogil:
+cdef int32_t room_for(fc_core *c, int32_t key, int origin, int mode, int phase, int32_t *displaced) noexcept nogil:
     cdef bint careful = mode == FC_MODE_GUESS or mode == FC_MODE_WARM
     cdef fc_evicted evicted
     cdef int32_t slot
     displaced[0] = -1
-    if mode == FC_MODE_GUESS and crowded(c, key):
-        return -1
     if not careful and c.table.trading != NULL:
-        trade(c, key)
+        trade(c, key, phase)
     slot = table_reserve(&c.table, key, origin, FC_FOR_GUESS if careful else FC_FOR_DEMAND, c.generation + 1, &evicted)
     if slot >= 0 and evicted.key >= 0:
-        count_eviction(c, &evicted, slot)
+        count_eviction(c, &evicted, slot, phase)
         displaced[0] = evicted.key
     elif slot < 0 and not careful:
         trade_refused(&c.table, key)

@@ -16,7 +16,7 @@ from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.core cimport Core
 from fastcache_ext.evidence cimport *
 from fastcache_ext.ioqueue cimport FC_AGAIN, FC_CANCEL_NOT, FC_DEMAND, fc_op, fc_port
-from fastcache_ext.landing cimport landing_port
+from fastcache_ext.port cimport core_port
 from fastcache_ext.evidence import MODES, NAMES as OUTCOMES, STATES
 from fastcache_ext.monitor cimport core_close, core_lock, core_unlock
 from fastcache_ext.threads cimport fc_now_ns
@@ -117,7 +117,7 @@ cdef class Scripted:
     def __cinit__(self, Core core):
         self.core = core
         self.hand = {}
-        landing_port(core.c, &self.port)
+        core_port(core.c, &self.port)
         if core.engine_used == "scripted":
             core.c.stop_reads = look_yourself
 

@@ -34,7 +34,7 @@ cdef class Server(Guesser):
         cdef int32_t key, slot
         cdef Hold hold
         cdef double limit = self.timeout if timeout is None else seconds(timeout, -1.0)
-        if self.c == NULL or self.c.closing or self.c.fork_gen != FORKS[0]:
+        if self.c == NULL or fc_load32(&self.c.closing) or self.c.fork_gen != FORKS[0]:
             self.check()                # says which
         key = self.key(layer, expert)
         hold = Hold.__new__(Hold)       # before the lease is counted: an allocation may run the collector

@@ -6,6 +6,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: sums in one 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import functools
+import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,14 @@ def seed_shard(disk: Path) -> Path:
     from fastcache import fixture
 
     return fixture.write_seed_shard(disk / "seed")
+
+
+@pytest.fixture(scope="session")
+def large(disk: Path) -> Path:
+    """Sixteen experts of 4 MiB: long enough in flight to be met there. Read-only by agreement."""
+    path = disk / "large.bin"
+    path.write_bytes(random.Random(1).randbytes(64 << 20))
+    return path
 
 
 @pytest.fixture(scope="session")

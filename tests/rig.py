@@ -75,8 +75,7 @@ class ScriptedStore(ExpertStore):
 
 def settings(**arguments):
     """Return checked settings, as `fastcache.open` makes them."""
-    names = "budget policy engine direct mlock hugepages chunk queue_depth io_threads overflow timeout".split()
-    return resolve(**(dict.fromkeys(names) | arguments), policies=tuple(POLICIES))
+    return resolve(**arguments, policies=tuple(POLICIES))
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from fastcache.rawread import RawRead
 from fastcache.traces import capacity as room
 from fastcache.traces import write_trace
 from fastcache.traces.advise import advise, of_model, read_rate
+from fastcache.traces.mrc import mrc
 from fastcache.traces.replay import replay
 
 SHAPE = DemoShape(layers=6, experts=20, hidden=64, intermediate=32, top_k=3)
@@ -56,6 +57,16 @@ def test_advice_is_what_a_replay_of_the_budget_says(model):
     give, least, more = found.lines
     assert give.startswith("Give ") and f"{found.budget.hit_rate:.1%} of requests hit" in give and "1.00 GB/s" in give
     assert "The knee is at" in least and "token cycle, 216.0 KiB" in least and more.startswith("More buys")
+
+
+@pytest.mark.parametrize("policy", ["next_use", "lru"])
+def test_the_knee_is_that_of_the_miss_ratio_curve(model, policy):
+    for together in (1, 4):
+        mine = of_model(tokens(count=100, together=together), build_layout(model))
+        found = advise(model, mine, policy, rate=RATE, free_bytes=1 << 30)
+        wanted = mrc(mine, [policy])
+        assert found.knee.budget_bytes == wanted.knee * EXPERT
+        assert found.knee.hit_rate == pytest.approx(1 - wanted.to_dict()["knee"]["miss_ratio"][policy])
 
 
 def test_little_memory_bounds_the_budget_and_is_said(model):

@@ -135,7 +135,7 @@ def test_a_budget_in_words(experts, phrase):
 def test_free_memory_and_auto(experts):
     with fastcache.open(experts.source, "1% of free", engine="pread") as store:
         assert 1 << 20 < store.budget_bytes < 1 << 40 and slots(store) == 16
-    for auto in (None, "auto"):
+    for auto in (None, "auto", " Auto"):
         with fastcache.open(experts.source, auto, engine="pread") as store:
             assert store.budget_bytes == 16 * SLOT
 
@@ -161,14 +161,19 @@ def test_free_memory_and_auto(experts):
         -(2**70),
         2**63,
         "9999999999 GiB",
+        "9" * 400 + " cycles",
+        "200% of experts",
+        "100.1% of free",
     ],
 )
 def test_a_budget_that_is_none_is_refused(experts, budget):
-    with pytest.raises(fastcache.BudgetTooSmall) as caught:
+    with pytest.raises(fastcache.InvalidBudget) as caught:
         fastcache.open(experts.source, budget)
-    assert isinstance(caught.value, ValueError) and "budget" in str(caught.value)
+    assert isinstance(caught.value, (ValueError, fastcache.BudgetTooSmall)) and "budget" in str(caught.value)
     if budget == "25%":
         assert "of experts" in str(caught.value) and "of free" in str(caught.value)
+    if budget == "200% of experts":
+        assert "'all' takes them" in str(caught.value)
 
 
 @pytest.mark.parametrize("budget", [True, False, 1.5, float("nan"), float("inf"), b"8GiB", [1], 3 + 0j])
@@ -188,7 +193,7 @@ def test_an_integer_of_any_kind_is_a_budget(experts):
 
 
 def test_cycles_need_a_top_k(disk):
-    with pytest.raises(fastcache.BudgetTooSmall, match="top_k"):
+    with pytest.raises(fastcache.InvalidBudget, match="top_k"):
         fastcache.open(Experts(disk, layers_of(1, 2, 100)).source, "2 cycles")
 
 
@@ -279,6 +284,21 @@ def test_pins_that_would_leave_no_slot_pin_nothing(experts, engine, budget):
             store.pin(0, [0, 1])
         for key, lease in walk(store, 10):
             assert experts.right(key, lease)
+
+
+def test_pins_that_find_everything_leased_are_one_error_that_names_them(experts, engine):
+    with fastcache.open(experts.source, 3 * SLOT, engine=engine) as store:
+        held = store.acquire_many(0, [0, 1, 2])
+        with pytest.raises(fastcache.BudgetTooSmall) as caught:  # as when they would leave no slot
+            store.pin(1, [4, 5])
+        assert isinstance(caught.value, fastcache.PinsDoNotFit) and isinstance(caught.value, fastcache.BatchFailed)
+        assert list(caught.value.failed) == [(1, 4), (1, 5)]
+        assert str(caught.value).startswith("2 experts of the batch failed") and "leased or pinned" in str(caught.value)
+        _some, rest = caught.value.split(lambda error: error is caught.value.failed[1, 4])
+        assert isinstance(rest, fastcache.PinsDoNotFit) and list(rest.failed) == [(1, 5)]
+        held.release()
+        store.pin(1, [4, 5])
+        assert store.describe()["leased_slots"] == 2
 
 
 def test_a_pinned_expert_outlives_its_pin_in_the_hands_of_a_caller(experts, engine):

@@ -38,6 +38,28 @@ def test_a_demo_with_a_wrong_budget_writes_nothing(tmp_path):
     assert "writing" not in result.stderr and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"), [("FASTCACHE_POLICY", "best"), ("FASTCACHE_CHUNK", "1"), ("FASTCACHE_ENGINE", "fast")]
+)
+def test_a_demo_with_a_wrong_setting_says_so_first_and_writes_nothing(tmp_path, monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    result = call("demo", "--dir", tmp_path, "--size", "80MiB")
+    assert result.exit_code == 1 and result.stderr.startswith(f"Error: {variable}") and result.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_must_count_as_it_does_counts_so_whatever_the_environment_says(disk, monkeypatch):
+    for variable, value in (("VERIFY", "sidecar"), ("SPECULATION", "off"), ("EXPERT_CACHE_BYTES", "0")):
+        monkeypatch.setenv(f"FASTCACHE_{variable}", value)
+    assert call("replay-seed", "--dir", disk).exit_code == 0
+    assert call("demo", "--dir", disk / "set", "--size", "80MiB", "--tokens", 1).exit_code == 0
+
+
+def test_no_help_is_cut_off():
+    for name, command in main.commands.items():
+        assert not command.get_short_help_str(60).endswith("..."), name
+
+
 def test_fixture_seed_writes_the_shard_and_prints_its_path(tmp_path):
     result = call("fixture", "seed", tmp_path / "a")
     assert result.exit_code == 0

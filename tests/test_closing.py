@@ -3,7 +3,6 @@
 import gc
 import logging
 import os
-import random
 import subprocess
 import sys
 import threading
@@ -20,14 +19,6 @@ NBYTES = 9_000
 @pytest.fixture(scope="module")
 def experts(disk):
     return Experts(disk, layers_of(2, 8, NBYTES))
-
-
-@pytest.fixture(scope="module")
-def large(disk):
-    """Sixteen experts of 4 MiB: long enough in flight to be met there."""
-    path = disk / "large-to-close.bin"
-    path.write_bytes(random.Random(1).randbytes(64 << 20))
-    return path
 
 
 def test_close_from_another_thread_ends_waits_and_keeps_views(experts):

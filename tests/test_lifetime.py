@@ -23,14 +23,6 @@ def experts(disk):
     return Experts(disk, layers_of(2, 8, NBYTES))
 
 
-@pytest.fixture(scope="module")
-def large(disk):
-    """Sixteen experts of 4 MiB: long enough in flight to be met there."""
-    path = disk / "large.bin"
-    path.write_bytes(random.Random(1).randbytes(64 << 20))
-    return path
-
-
 def forked(work):
     """Run `work` in a child made by fork; return its exit code (0: it returned True)."""
     pid = os.fork()

@@ -112,7 +112,7 @@ def test_a_trace_without_requests_or_top_k_has_a_curve_too():
     assert empty.cycle is None and empty.to_dict()["token_cycle"] is None and empty.knee == 0
     one = mrc(trace_of([[0, 1, 2]], [4]), ["lru"])
     assert one.floor == 1.0 and one.curves["lru"].miss_ratio.tolist() == [1.0] * len(one.curves["lru"].experts)
-    assert grid(trace_of([[0]], [1]), 5, 1) == [1]
+    assert grid(trace_of([[0]], [1]), 5) == [1]
 
 
 def call(*arguments):
@@ -147,7 +147,7 @@ def test_pictures_are_pictures(path, tmp_path, suffix):
     assert result.exit_code == 0, result.output
     head = out.read_bytes()[:200]
     assert head.startswith(b"\x89PNG") if suffix == "png" else b"<svg" in out.read_bytes()
-    assert "Format 'xyz'" in call(path, "--points", "5", "--out", tmp_path / "a.xyz").output
+    assert "matplotlib writes no .xyz" in call(path, "--points", "5", "--out", tmp_path / "a.xyz").output
 
 
 def test_without_matplotlib_the_error_says_what_to_install(path, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from rig import Experts, layers_of
 
 import fastcache
-from fastcache.errors import CheckpointMismatch
+from fastcache.errors import CheckpointMismatch, HotListError
 from fastcache.predictors import HotList, NullPredictor, PreviousToken, RouterLookahead, Tally
 
 H = np.zeros((1, 4), np.float32)
@@ -106,7 +106,7 @@ def test_another_checkpoints_list_is_refused(tmp_path):
 def test_what_is_no_hot_list_is_said_to_be_none(tmp_path, text):
     path = tmp_path / "hot.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"hot\.json: no hot list"):
+    with pytest.raises(HotListError, match=r"hot\.json: no hot list"):
         HotList.load(path, "abc")
 
 
@@ -115,10 +115,10 @@ def test_a_list_with_heat_that_is_no_number_is_refused(tmp_path):
     found = json.loads((tmp_path / "hot.json").read_text())
     for heat in ({"0": [float("nan")]}, {"0": [[1.0]]}, {"x": [1.0]}, {"0": ["hot"]}):
         (tmp_path / "hot.json").write_text(json.dumps(found | {"heat": heat}))
-        with pytest.raises(ValueError, match="no hot list"):
+        with pytest.raises(HotListError, match="no hot list"):
             HotList.load(tmp_path / "hot.json", "abc")
     (tmp_path / "hot.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="no hot list"):
+    with pytest.raises(HotListError, match="no hot list"):
         HotList.load(tmp_path / "hot.json", "abc")
 
 

@@ -80,8 +80,9 @@ def test_a_config_says_by_which_schemes_a_stored_type_is_coded(config, stored, w
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "quantization_config.quant_method is 'gptq'"),
-        ({"quant_method": "awq"}, "quantization_config.quant_method is 'awq'"),
+        ({"quant_method": "hqq", "bits": 4}, "quantization_config.quant_method is 'hqq'"),
+        ({"quant_method": "gptq", "bits": 4}, "gptq has a qweight"),
+        ({"quant_method": "awq", "bits": 4}, "awq has a qweight"),
         ({"bits": 4}, "quantization_config.quant_method is None"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"quantization_config.weight_block_size is \[128\]"),
         ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "weight_block_size"),

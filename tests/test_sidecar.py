@@ -305,9 +305,19 @@ def test_a_sidecar_is_not_replaced_unasked_and_may_lie_elsewhere(model, disk):
 
 def test_a_failed_writer_leaves_nothing_behind(model):
     before = sorted(os.listdir(model))
-    with pytest.raises(OSError, match="cannot be written to"):
-        checksum(model, model / "no such directory" / "x")
-    assert sorted(os.listdir(model)) == before
+    read = []
+    for place, error, says in (
+        ("none/x", FileNotFoundError, "none: there is no such directory to write x in"),
+        ("config.json/x", NotADirectoryError, "nothing can be written there"),
+        (".", SidecarError, "a directory, which no sidecar replaces"),
+        ("/dev/null", FileExistsError, "no ordinary file"),
+        ("/proc/x", OSError, "/proc: nothing can be written there"),
+    ):
+        with pytest.raises(error, match=says):
+            checksum(model, model / place, overwrite=True, progress=lambda *done: read.append(done))
+        result = run("checksum", model, "--overwrite", "-o", model / place)
+        assert result.exit_code == 1 and result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
+    assert sorted(os.listdir(model)) == before and not read
 
 
 def test_sources_in_files_are_served_and_others_refused(disk):

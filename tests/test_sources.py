@@ -1,12 +1,14 @@
 """sources: the protocol, and what each source takes and refuses."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from checkpoints import moe_dir, pattern, qwen, split_experts, tensor
 
-from fastcache.errors import CheckpointError, CheckpointNotFound, CheckpointTruncated, InvalidRange
+import fastcache
+from fastcache.errors import CheckpointError, CheckpointNotFound, CheckpointTruncated, InvalidRange, InvalidSource
 from fastcache.keys import ExpertKey
 from fastcache.layout.build import build_layout
 from fastcache.sources import ExpertSource, Extent, ExtentSource, FileRangeSource, MemorySource, ReadSource
@@ -79,9 +81,43 @@ def test_a_key_of_another_form_is_a_type_error(key, files):
         MemorySource({key: b"1"})
 
 
-def test_a_negative_key_is_a_value_error(files):
-    with pytest.raises(ValueError, match="must not be negative"):
-        FileRangeSource(files[0], {(-1, 0): (0, 1)})
+@pytest.mark.parametrize("key", [(-1, 0), (0, -1), (0, 2**20), (2**20, 0), (0, 10**9), (10**30, 0)])
+def test_a_key_out_of_range_is_a_value_error_that_names_it(key, files):
+    class Hand:
+        def keys(self):
+            return [(0, 0), key]
+
+        def expert_nbytes(self, key):
+            return 1
+
+        read_expert = expert_nbytes
+
+    makers = (
+        lambda: FileRangeSource(files[0], {key: (0, 1)}),
+        lambda: MemorySource({key: b"1"}),
+        lambda: fastcache.open(Hand()),
+    )
+    for make in makers:
+        with pytest.raises(ValueError, match=re.escape(f"from 0 to 1,048,575; got {key}")) as caught:
+            make()
+        assert isinstance(caught.value, InvalidSource)
+
+
+def test_numbers_with_too_many_gaps_are_refused_before_a_table_is_made():
+    source = MemorySource({(layer, 2**20 - 1 - layer): b"1" for layer in range(17)})
+    with pytest.raises(InvalidSource, match=r"17,825,656: the highest is \(0, 1048575\)"):
+        fastcache.open(source)
+    with fastcache.open(MemorySource({(0, 0): b"a", (5, 1000): b"b"}), "all") as store:
+        assert len(store) == 2 and bytes(store.acquire(5, 1000)) == b"b"
+
+
+@pytest.mark.parametrize(
+    ("top_k", "error"),
+    [(0, InvalidSource), (-1, InvalidSource), (10**30, InvalidSource), ("8", TypeError), (1.5, TypeError)],
+)
+def test_a_top_k_that_is_none_is_refused_by_name(top_k, error):
+    with pytest.raises(error, match=r"MemorySource\.top_k must be"):
+        fastcache.open(MemorySource({(0, 0): b"a"}, top_k=top_k))
 
 
 def test_a_file_that_is_not_there_or_is_none(tmp_path):

@@ -173,3 +173,14 @@ def test_a_predictor_that_was_wrong_and_becomes_right_is_let_in_again(experts):
                 assert store.describe()["speculation"]["used"] == "stopped"
         assert store.describe()["speculation"]["used"] == "full"
         assert issued[149] - issued[110] < 20 and issued[399] - issued[360] > 100
+
+
+def test_where_nothing_is_declined_no_predictor_is_called_stopped(experts):
+    with scripted(experts, slots=240, speculation="always") as (store, engine):
+        for turn in range(30):
+            store.prefetch(turn % 6, [10 + (turn + n) % 30 for n in range(8)], predictor="wrong")
+            run_dry(engine)
+            acquire(store, engine, turn % 6, [turn % 10])
+        told = store.describe()["speculation"]
+        wrong = row(store, "wrong")
+        assert told["used"] == wrong["state"] == "full" and wrong["declined"] == 0

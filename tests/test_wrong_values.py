@@ -13,7 +13,7 @@ from routing import tokens
 import fastcache
 from fastcache.cli import main
 from fastcache.curve import LiveCurve
-from fastcache.errors import BudgetTooSmall, CheckpointError, CheckpointNotFound, TraceError
+from fastcache.errors import CheckpointError, CheckpointNotFound, InvalidBudget, InvalidSource, TraceError
 from fastcache.fixture import DemoShape, write_demo_checkpoint
 from fastcache.moe import Speculator, load_block
 from fastcache.traces import read, write_trace
@@ -127,14 +127,16 @@ def test_a_timeout_that_is_none_is_named_wherever_it_is_given(experts, value):
 
 
 def test_a_budget_that_is_too_large_is_not_told_of_other_spellings(experts):
-    with pytest.raises(BudgetTooSmall, match=r"larger than 8 EiB$"):
+    with pytest.raises(InvalidBudget, match=r"larger than 8 EiB$"):
         fastcache.open(experts.source, "99999999999TB")
 
 
 @pytest.mark.parametrize(
     ("size", "error", "match"),
     [
-        (-1, CheckpointError, r"expert_nbytes\(\(0, 0\)\) must not be negative; got -1"),
+        (-1, CheckpointError, r"expert_nbytes\(\(0, 0\)\) must be from 0 to 1,099,511,627,776; got -1"),
+        (2**62, InvalidSource, r"expert_nbytes\(\(0, 0\)\) must be from 0 to 1,099,511,627,776; got 46"),
+        (10**30, ValueError, r"expert_nbytes\(\(0, 0\)\) must be from 0"),
         (1.5, TypeError, r"expert_nbytes\(\(0, 0\)\) must be an integer; got 1.5"),
         ("x", TypeError, r"expert_nbytes\(\(0, 0\)\) must be an integer; got 'x'"),
     ],

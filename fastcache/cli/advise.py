@@ -12,12 +12,12 @@ from fastcache.errors import FastcacheError
 from fastcache.traces.importers import FORMATS
 
 
-@click.command()
+@click.command(short_help="Say what budget a model should get for a trace's traffic.")
 @click.argument("model", type=click.Path(exists=True))
 @click.option("--trace", required=True, type=click.Path(exists=True, dir_okay=False), help="Traffic like the model's.")
 @click.option("--format", type=click.Choice(list(FORMATS)), help="Of the trace.  [default: what its first bytes show]")
 @click.option("--top-k", type=click.IntRange(min=1), help="Experts per token.  [default: what the model says]")
-@click.option("--policy", default="next_use", help="The store's policy.")
+@click.option("--policy", default="next_use", help="The store's: next_use, lru, lfu, s3fifo or sieve.")
 @as_json
 def advise(model: str, trace: str, format: str | None, top_k: int | None, policy: str, as_json: bool) -> None:
     """Say in three lines what budget MODEL should get, and what more would buy.

@@ -1,4 +1,4 @@
-"""A bar for commands that read all bytes of a checkpoint: share, bytes, bytes/s, time left; on stderr. Imports rich."""
+"""Bars on stderr: of what reads all bytes of a checkpoint, share, bytes, bytes/s and time left. Imports rich."""
 
 from __future__ import annotations
 
@@ -10,11 +10,27 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
+    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+
+
+@contextlib.contextmanager
+def when_drawn(*columns: ProgressColumn) -> Iterator[Callable[[], Progress]]:
+    """Give a function that returns a Progress on stderr, shown from its first call on: an error may come before."""
+    with contextlib.ExitStack() as stack:
+        progress = Progress(*columns, console=Console(stderr=True))
+
+        def shown() -> Progress:
+            if not progress.live.is_started:
+                stack.enter_context(progress)
+            return progress
+
+        yield shown
 
 
 @contextlib.contextmanager
@@ -28,10 +44,12 @@ def bytes_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(what, total=None)
+    tasks: list[TaskID] = []
+    with when_drawn(*columns) as shown:
 
         def draw(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
+            if not tasks:
+                tasks.append(shown().add_task(what, total=None))
+            shown().update(tasks[0], completed=done, total=total)
 
         yield draw

@@ -10,7 +10,7 @@ from fastcache.cli.bars import bytes_bar
 from fastcache.cli.options import as_json, engine
 
 
-@click.command()
+@click.command(short_help="Write a sidecar of checksums, one for each expert.")
 @click.argument("path", type=click.Path())
 @click.option(
     "--output",

@@ -8,23 +8,26 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
+from fastcache.cli.bars import when_drawn
 from fastcache.cli.options import SIZE, as_json, engine
 from fastcache.units import format_bytes
 
 
-@click.command()
+@click.command(short_help="Decode with a model larger than its budget, and check it.")
 @click.option("--size", type=SIZE, default="1GiB", help="Size of the checkpoint that is written.")
-@click.option("--dir", "directory", type=click.Path(file_okay=False), help="Where; a real disk.  [default: /var/tmp]")
+@click.option(
+    "--dir", "directory", type=click.Path(file_okay=False), help="Where; a real disk.  [default: /var/tmp, else TMPDIR]"
+)
 @click.option("--budget", default=None, help="As fastcache.open takes it.  [default: half of the expert bytes]")
 @click.option("--tokens", type=click.IntRange(min=1), default=32, help="Tokens to decode.")
 @click.option("--predictor", type=click.Choice(["lookahead", "none"]), default="lookahead", help="What is read ahead.")
@@ -96,24 +99,19 @@ def _leave(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-class _Bars:
-    """One bar per stage, made when the stage first reports."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.tasks: dict[str, TaskID] = {}
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        if stage not in self.tasks:
-            self.tasks[stage] = self.progress.add_task(stage)
-        self.progress.update(self.tasks[stage], completed=done, total=total)
-
-
 @contextlib.contextmanager
-def _progress() -> Iterator[_Bars]:
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Give a function of (stage, done, total) that draws one bar per stage, made when the stage first reports."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        yield _Bars(progress)
+    tasks: dict[str, TaskID] = {}
+    with when_drawn(*columns) as shown:
+
+        def draw(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = shown().add_task(stage)
+            shown().update(tasks[stage], completed=done, total=total)
+
+        yield draw
 
 
 def _table(result: dict[str, Any]) -> Table:

@@ -9,13 +9,16 @@ import click
 
 @click.group()
 def fixture() -> None:
-    """Write checkpoints that tests and replays use."""
+    """Write small checkpoints to try things on."""
 
 
-@fixture.command()
+@fixture.command(short_help="Write a layer of 24 tiny experts.")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 def seed(directory: Path) -> None:
-    """Write the seed's synthetic shard (59,776 bytes) into DIRECTORY and print its path."""
+    """Write one synthetic layer of 24 experts (59,776 bytes, always the same) into DIRECTORY and print its path.
+
+    Its tensors are named and typed as Kimi K3's are. `fastcache replay-seed` runs on such a file.
+    """
     from fastcache.fixture import write_seed_shard
 
     click.echo(write_seed_shard(directory))

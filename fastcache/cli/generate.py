@@ -42,7 +42,7 @@ class Ids(ParamType):
             return self.fail(f"{value!r} is no list of integers such as 1,15,7", param, ctx)
 
 
-@click.command()
+@click.command(short_help="Generate tokens, with the experts streamed.")
 @click.argument("model", type=click.Path())
 @click.option("--prompt", help="Text; needs tokenizer.json beside the checkpoint, and the extra `tokenizers`.")
 @click.option("--ids", type=Ids(), help="Token ids instead: 1,15,7.")

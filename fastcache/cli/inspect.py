@@ -16,7 +16,7 @@ from fastcache.cli.options import as_json
 from fastcache.units import format_bytes
 
 
-@click.command()
+@click.command(short_help="Show what a checkpoint is, from its headers.")
 @click.argument("path", type=click.Path())
 @as_json
 def inspect(path: str, as_json: bool) -> None:

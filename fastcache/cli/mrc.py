@@ -1,4 +1,4 @@
-"""`fastcache mrc`: miss-ratio curves of a trace. Imports click, errors, traces and units."""
+"""`fastcache mrc`: miss-ratio curves of a trace. Imports click, errors, outputs, traces and units."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import click
 
 from fastcache.cli.traces import percent, read_as, trace_options, words
 from fastcache.errors import FastcacheError
+from fastcache.outputs import check_output
 from fastcache.units import format_bytes
 
 
-@click.command()
+@click.command(short_help="Compute miss-ratio curves of a routing trace.")
 @trace_options
 @click.option("--policy", "names", default="all", help="Names with commas between; all: every policy, and belady.")
 @click.option("--points", type=click.IntRange(2, 1000), default=24, help="Capacities that are simulated.")
@@ -35,14 +36,17 @@ def mrc(
     The curve of lru is exact; the others, and belady, are simulated. Prints JSON, or with --out what to look for.
     """
     from fastcache.traces.mrc import mrc
-    from fastcache.traces.plot import plot
+    from fastcache.traces.plot import check_picture, plot
 
     pictures = [out for out in outs if not out.lower().endswith(".json")]
-    for out in pictures:
-        if not os.path.splitext(out)[1]:
-            raise click.UsageError(f"--out {out!r} does not say what to write: end it in .json, .png or .svg")
-    read = read_as(trace, format, expert_bytes, top_k)
     try:
+        for out in outs:
+            if not os.path.splitext(out)[1]:
+                raise click.UsageError(f"--out {out!r} does not say what to write: end it in .json, .png or .svg")
+            if out in pictures:
+                check_picture(out)
+            check_output(out)
+        read = read_as(trace, format, expert_bytes, top_k)
         curves = mrc(read, None if names == "all" else words(names, "--policy"), points)
         for out in pictures:
             plot(curves, out)

@@ -40,4 +40,4 @@ engine = click.option(
     default=None,
     help="How to read; a named engine never falls back.  [default: FASTCACHE_ENGINE, else auto]",
 )
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")

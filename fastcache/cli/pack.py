@@ -13,7 +13,7 @@ from fastcache.errors import FastcacheError
 from fastcache.units import format_bytes
 
 
-@click.command()
+@click.command(short_help="Write a checkpoint anew, each expert one aligned read.")
 @click.argument("path", type=click.Path())
 @click.argument("out", type=click.Path())
 @click.option("--align", type=Size(512), default="4096", help="Every expert begins at a multiple of it.")

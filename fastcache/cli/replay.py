@@ -20,7 +20,7 @@ from fastcache.units import format_bytes
 FRACTIONS = ("0.03", "0.05", "0.1", "0.15", "0.2")
 
 
-@click.command()
+@click.command(short_help="Replay a routing trace through the store's policies.")
 @trace_options
 @click.option("--policy", "names", default="all", help="Names with commas between; all: every policy, and belady.")
 @click.option("--fractions", help=f"Shares of the pool of experts.  [default: {','.join(FRACTIONS)}]")
@@ -85,7 +85,7 @@ def replay(
     if as_json:
         click.echo(json.dumps(result))
         return
-    table = Table(title=_title(read, result["distinct"]), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("experts", "of pool", *(["budget"] if budgets else []), *chosen):
         table.add_column(name, justify="right", no_wrap=True)
     for start in range(0, len(rows), len(chosen)):
@@ -94,7 +94,9 @@ def replay(
         size = ["" if budget is None else format_bytes(budget)] if budgets else []
         rates = (percent(row.hit_rate) for row in cells)
         table.add_row(str(capacity.capacity), percent(capacity.fraction), *size, *rates)
-    Console().print(table)
+    console = Console(highlight=False)
+    console.print(_title(read, result["distinct"]), style="bold", soft_wrap=True, markup=False)
+    console.print(table)
 
 
 def _title(trace: Trace, distinct: object) -> str:

@@ -12,7 +12,7 @@ from fastcache.cli.options import as_json, engine
 from fastcache.units import format_bytes
 
 
-@click.command()
+@click.command(short_help="Hold a checkpoint's experts to their checksums.")
 @click.argument("path", type=click.Path())
 @click.option(
     "--sidecar",

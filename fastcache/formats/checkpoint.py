@@ -29,6 +29,8 @@ from fastcache.formats.header import Header
 from fastcache.formats.safetensors import read_header
 
 INDEX_NAME = "model.safetensors.index.json"
+# What AutoGPTQ and AutoAWQ wrote before config.json had it: file -> quant_method.
+_QUANTIZE_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 _OTHER_FORMATS = {
     ".bin": "PyTorch pickles, which are never read; convert them to safetensors",
@@ -46,7 +48,7 @@ class Checkpoint:
     path: str  # absolute: a directory, or one file
     files: tuple[str, ...]  # absolute paths
     headers: tuple[Header, ...]  # one per file
-    config: Mapping[str, Any]  # config.json, or {}; of GGUF, the metadata of the (first) file
+    config: Mapping[str, Any]  # config.json (or {}) and a quantize_config.json; of GGUF, the (first) file's metadata
     not_indexed: tuple[str, ...]  # absolute paths of files of tensors in the directory that are not of the checkpoint
     format: Literal["safetensors", "gguf"] = "safetensors"
 
@@ -250,16 +252,26 @@ def _check_unique(root: str, headers: tuple[Header, ...]) -> None:
 
 
 def _read_config(root: str) -> Mapping[str, Any]:
-    path = os.path.join(root, "config.json")
+    config = _read_object(os.path.join(root, "config.json")) or {}
+    text = config.get("text_config")
+    if not any("quantization_config" in each for each in (config, text) if isinstance(each, dict)):
+        for name, method in _QUANTIZE_CONFIGS.items():
+            apart = _read_object(os.path.join(root, name))
+            if apart is not None:
+                return {**config, "quantization_config": {"quant_method": method, **apart}}
+    return config
+
+
+def _read_object(path: str) -> dict[str, Any] | None:
     if os.path.isdir(path):
         raise CheckpointError(f"{path}: a directory, not a JSON file")
     if not os.path.isfile(path):
-        return {}
+        return None
     with open(path, "rb") as file:
-        config = _parse_json(path, file.read(), CheckpointError)
-    if not isinstance(config, dict):
+        found = _parse_json(path, file.read(), CheckpointError)
+    if not isinstance(found, dict):
         raise CheckpointError(f"{path}: not a JSON object")
-    return config
+    return found
 
 
 def _parse_json(path: str, raw: bytes, error: type[CheckpointError], **options: Any) -> Any:

@@ -21,6 +21,9 @@ class Scheme(NamedTuple):
     bits: int = 0  # of one integer in a packed word; 0: unsaid
     asymmetric: bool = False  # zero points must be there
     problem: str = ""  # the config key, and its value, that this version does not decode
+    packing: str = ""  # of a qweight: "gptq" (zero points stored less one), "gptq_v2" or "awq"
+    ordered: bool = False  # of a qweight: g_idx must be there
+    carries: bool = False  # of "gptq": zero points were made one less on whole words, so that a 0 borrowed
 
 
 @functools.cache

@@ -109,7 +109,8 @@ def layout_of(checkpoint: Checkpoint) -> Layout:
             used.append(its_rows)
     if not layers:
         raise UnsupportedCheckpoint(f"{checkpoint.path}: {_no_experts_text(checkpoint)}")
-    check_layers(checkpoint.path, family, layers, gguf=checkpoint.format == "gguf")
+    gguf = checkpoint.format == "gguf"
+    check_layers(checkpoint.path, family, layers, gguf=gguf, needs=tables.quantization.needs)
     return Layout(
         family=family.name,
         top_k=config_count(checkpoint.config, family.top_k),

@@ -1,8 +1,9 @@
 """config.json's `quantization_config` -> by which schemes a stored tensor of codes may be coded.
 
-Owns the spellings of the producers: the `fp8` of DeepSeek and transformers, compressed-tensors, gpt-oss's `mxfp4`. What
-is not known is a scheme with a problem that names the key. Sources: transformers `quantizers/`, compressed-tensors
-`quantization/quant_args.py` and `config/format.py`. Imports numpy, formats.scheme, layout.families (for config keys).
+Owns the spellings of the producers: the `fp8` of DeepSeek and transformers, compressed-tensors, gpt-oss's `mxfp4`,
+`gptq` and `awq`. What is not known is a scheme with a problem that names the key. Sources: transformers `quantizers/`,
+compressed-tensors `quantization/quant_args.py` and `config/format.py`, GPTQModel `quantization/config.py`, AutoAWQ
+`models/_config.py`. Imports numpy, formats.scheme, layout.families (for config keys).
 """
 
 from __future__ import annotations
@@ -70,7 +71,15 @@ class Quantization:
             if pair is None:
                 return (_refused("weight_block_size", block),)
             return (Scheme(block=pair),)
+        if method in ("gptq", "awq") and stored == "I32":
+            return ((_gptq if method == "gptq" else _awq)(config),)
         return (_refused("quant_method", method),)
+
+    @property
+    def needs(self) -> tuple[tuple[str, str], ...]:
+        """Ends of names, and what must be there beside a tensor whose name ends so."""
+        ordered = self._config.get("quant_method") == "gptq" and self._config.get("desc_act") is True
+        return (("qweight", "g_idx"),) if ordered else ()
 
     def _compressed(self, stored: str) -> tuple[Scheme, ...]:
         config = self._config
@@ -115,6 +124,51 @@ def _scheme(where: str, weights: Mapping[str, Any]) -> Scheme:
     bits = weights.get("num_bits", 8)
     asymmetric = weights.get("symmetric") is False
     return Scheme(block, bits if isinstance(bits, int) else 0, asymmetric)
+
+
+def _gptq(config: Mapping[str, Any]) -> Scheme:
+    """One scheme for all modules: the shapes tell of those that `dynamic` gives other bits or groups."""
+    packing = config.get("checkpoint_format") or config.get("format") or "gptq"
+    if config.get("is_marlin_format"):
+        return _refused("is_marlin_format", True)
+    if packing not in ("gptq", "gptq_v2"):
+        return _refused("checkpoint_format", packing)
+    if str(config.get("pack_dtype") or "int32").removeprefix("torch.") != "int32":
+        return _refused("pack_dtype", config["pack_dtype"])
+    bits, size = config.get("bits"), config.get("group_size", -1)
+    if bits not in (2, 4, 8):
+        return _refused("bits", bits)
+    if not _is_group(size):
+        return _refused("group_size", size)
+    meta = config.get("meta")
+    maker = meta.get("quantizer") if isinstance(meta, Mapping) else None
+    makers = maker if isinstance(maker, list) else [maker]
+    carries = any(isinstance(each, str) and each.startswith("gptqmodel") for each in makers)
+    own = bool(config.get("dynamic"))
+    return Scheme(
+        None if own else (1, max(size, 0)),
+        0 if own else bits,
+        asymmetric=config.get("sym") is False,
+        packing=packing,
+        ordered=config.get("desc_act") is True,
+        carries=carries,
+    )
+
+
+def _awq(config: Mapping[str, Any]) -> Scheme:
+    version = config.get("version") or config.get("checkpoint_format") or config.get("format") or "gemm"
+    if str(version).lower() != "gemm":
+        return _refused("version", version)
+    bits, size = config.get("bits", config.get("w_bit")), config.get("group_size", config.get("q_group_size", 128))
+    if bits != 4:
+        return _refused("bits", bits)
+    if not _is_group(size):
+        return _refused("group_size", size)
+    return Scheme((1, max(size, 0)), 4, packing="awq")
+
+
+def _is_group(size: Any) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and (size == -1 or size > 0)
 
 
 def _pair(value: Any) -> tuple[int, int] | None:

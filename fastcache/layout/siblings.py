@@ -5,7 +5,7 @@ Owns the checks across layers. Knows no file. Imports errors, layout.families an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from fastcache.errors import MissingTensor
@@ -13,12 +13,36 @@ from fastcache.layout.families import UNKNOWN, Family
 from fastcache.layout.record import LayerExperts
 
 ROLES: Final = frozenset(("gate", "up", "down"))
-# Ends of names whose codes are no numbers without a tensor of the other end.
-_PARTNERS: Final = {"weight_packed": "weight_scale", "_blocks": "_scales", "qweight": "scales"}
+# Ends of names of tensors that are no numbers without one of the other end.
+_PARTNERS: Final = (
+    ("weight_packed", "weight_scale"),
+    ("_blocks", "_scales"),
+    ("qweight", "scales"),
+    ("qweight", "qzeros"),
+    ("qzeros", "qweight"),
+)
 
 
-def check_layers(path: str, family: Family, layers: Mapping[int, LayerExperts], *, gguf: bool) -> None:
+def check_layers(
+    path: str,
+    family: Family,
+    layers: Mapping[int, LayerExperts],
+    *,
+    gguf: bool,
+    needs: Iterable[tuple[str, str]] = (),
+) -> None:
     """Raise if a layer lacks a role of the family's row, a tensor that a layer stored alike has, or scales of codes.
+
+    Parameters
+    ----------
+    path : str
+        Names the checkpoint in an error.
+    family : Family
+    layers : mapping of int to LayerExperts
+    gguf : bool
+        It is a GGUF file.
+    needs : iterable of (str, str)
+        Ends of names, and the end of what the config wants beside such a tensor.
 
     Raises
     ------
@@ -41,7 +65,7 @@ def check_layers(path: str, family: Family, layers: Mapping[int, LayerExperts], 
     for layer, tensors in stored.items():
         labels = {label for label, _, _ in tensors}
         for label in sorted(labels):
-            for end, other in _PARTNERS.items():
+            for end, other in (*_PARTNERS, *needs):
                 if label.endswith(end) and (partner := label.removesuffix(end) + other) not in labels:
                     raise MissingTensor(f"{path}: layer {layer}: missing {partner}, which {label} needs")
     for looks in set(stored.values()):

@@ -149,16 +149,17 @@ def _as_deepseek_v3(bias: str = "mlp.gate.e_score_correction_bias", shared: bool
     )
 
 
+_QWEN_SHARED = Forward(
+    "mlp.gate.weight",
+    rules.softmax_norm_topk_prob,
+    rules.swiglu,
+    shared="mlp.shared_expert.{}_proj.weight",
+    shared_gate="mlp.shared_expert_gate.weight",
+    shared_if="shared_expert_intermediate_size",
+)
 FORWARDS: Final[dict[str, Forward]] = {
     "mixtral": Forward("block_sparse_moe.gate.weight", rules.softmax_always_renormalised, rules.swiglu),
-    "qwen2_moe": Forward(
-        "mlp.gate.weight",
-        rules.softmax_norm_topk_prob,
-        rules.swiglu,
-        shared="mlp.shared_expert.{}_proj.weight",
-        shared_gate="mlp.shared_expert_gate.weight",
-        shared_if="shared_expert_intermediate_size",
-    ),
+    **dict.fromkeys(("qwen2_moe", "qwen3_next"), _QWEN_SHARED),
     "qwen3_moe": Forward("mlp.gate.weight", rules.softmax_norm_topk_prob, rules.swiglu),
     "olmoe": Forward("mlp.gate.weight", rules.softmax_norm_topk_prob, rules.swiglu),
     "deepseek_v2": Forward(
@@ -238,21 +239,7 @@ FORWARDS: Final[dict[str, Forward]] = {
         shared="mlp.shared_mlp.{}_proj.weight",
         shared_if="num_shared_experts",
     ),
-    "qwen3_next": Forward(
-        "mlp.gate.weight",
-        rules.softmax_norm_topk_prob,
-        rules.swiglu,
-        shared="mlp.shared_expert.{}_proj.weight",
-        shared_gate="mlp.shared_expert_gate.weight",
-        shared_if="shared_expert_intermediate_size",
-    ),
-    "qwen3_5_moe_text": Forward(
-        "mlp.gate.weight",
-        rules.softmax_always_renormalised,
-        rules.swiglu,
-        shared="mlp.shared_expert.{}_proj.weight",
-        shared_gate="mlp.shared_expert_gate.weight",
-    ),
+    "qwen3_5_moe_text": replace(_QWEN_SHARED, router=rules.softmax_always_renormalised, shared_if=""),
     **dict.fromkeys(
         ("kimi_linear", "kimi_k3"),
         Forward(

@@ -22,6 +22,7 @@ from fastcache.moe.ffn import silu
 from fastcache.moe.speculator import Speculator
 from fastcache.moe.values import count, truth
 from fastcache.moe.weights import require
+from fastcache.quant.coded import stored_as
 from fastcache.store import ExpertStore
 
 F32: TypeAlias = NDArray[np.float32]
@@ -101,7 +102,7 @@ def head_of(
     """
     name = f"{row.head}.weight"
     tied = truth(config, "tie_word_embeddings", False) or format == "gguf"
-    if tied and name not in tensors and f"{name}_packed" not in tensors:
+    if tied and not any(each in tensors for each in stored_as(name)):
         name = f"{row.embedding}.weight"
     require(tensors, name, shape)
     return name

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fastcache.layout.gguf_decoder import hub_name
 from fastcache.quant.blocks import blocks_to_float32, is_blocks
-from fastcache.quant.coded import coded_weight
+from fastcache.quant.coded import coded_weight, plain_name
 from fastcache.quant.floats import is_plain, to_float32
 from fastcache.trunk import ByName
 
@@ -53,7 +53,7 @@ class ResidentTrunk(ByName):
 
     def __init__(self, trunk: Mapping[str, Array]) -> None:
         self._trunk, self._held = trunk, dict[str, Array]()
-        self._names = {_plain_name(name): None for name in trunk if not _is_sibling(name, trunk)}
+        self._names = {plain_name(name): None for name in trunk if not _is_sibling(name, trunk)}
 
     def __getitem__(self, name: str) -> Array:
         array = self._held.get(name)
@@ -93,13 +93,13 @@ def labelled(trunk: Mapping[str, Array], weights: Mapping[str, str]) -> dict[str
     return arrays
 
 
-def _plain_name(name: str) -> str:
-    return name.removesuffix("_packed")
-
-
 def _is_sibling(name: str, names: Mapping[str, Array]) -> bool:
     """Whether a tensor is the scale of codes beside it."""
-    stem, found, _ = name.rpartition(".weight_")
+    stem, _, last = name.rpartition(".")
+    if last in ("qzeros", "scales", "g_idx"):
+        return f"{stem}.qweight" in names
     return (
-        bool(found) and not name.endswith("_packed") and (f"{stem}.weight" in names or f"{stem}.weight_packed" in names)
+        last.startswith("weight_")
+        and last != "weight_packed"
+        and (f"{stem}.weight" in names or f"{stem}.weight_packed" in names)
     )

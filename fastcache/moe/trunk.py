@@ -17,7 +17,7 @@ from fastcache.formats.dtypes import DTYPES, carrier_shape
 from fastcache.layout.quantization import Quantization
 from fastcache.layout.record import Layout, TensorInfo
 from fastcache.quant.blocks import blocks_to_float32, is_blocks
-from fastcache.quant.coded import coded_weight
+from fastcache.quant.coded import coded_weight, plain_name, stored_as
 from fastcache.quant.floats import is_plain, to_float32
 
 
@@ -37,7 +37,7 @@ def layer_tensor(layout: Layout, layer: int, name: str) -> NDArray[np.float32]:
     ndarray, float32, C-contiguous, read-only
         Of the stored shape. Converted once: twice the bytes of a stored bfloat16 or float16 tensor, two to sixteen
         times those of GGML's types, four to eight times those of codes with scales. See `fastcache.linear` for what is
-        decoded; of such a weight "X.weight" may be stored as "X.weight_packed".
+        decoded; of such a weight "X.weight" may be stored as "X.weight_packed" or "X.qweight".
 
     Raises
     ------
@@ -68,7 +68,7 @@ def layer_tensor(layout: Layout, layer: int, name: str) -> NDArray[np.float32]:
 
 
 def weight_name(layout: Layout, layer: int, name: str) -> str:
-    """Return the on-disk name of a layer's tensor, see `layer_tensor`; of "X.weight_packed" without the ending.
+    """Return the on-disk name of a layer's tensor, see `layer_tensor`; "X.weight" of one that is stored packed.
 
     Raises
     ------
@@ -76,10 +76,11 @@ def weight_name(layout: Layout, layer: int, name: str) -> str:
         No tensor of that name, or several.
     """
     full = f"blk.{layer}.{name}" if layout.format == "gguf" else f"model.layers.{layer}.{name}"
-    at = _find(layout, full) or (_find(layout, f"{full}_packed") or "").removesuffix("_packed")
-    if not at:
-        raise MissingTensor(f"the checkpoint has no tensor {full!r}; its layer cannot be computed without it")
-    return at
+    for each in stored_as(full):
+        at = _find(layout, each)
+        if at is not None:
+            return plain_name(at)
+    raise MissingTensor(f"the checkpoint has no tensor {full!r}; its layer cannot be computed without it")
 
 
 def _find(layout: Layout, full: str) -> str | None:

@@ -1,7 +1,7 @@
 """Tensors of a checkpoint that its decoder does not compute with: harmless, or a reason to refuse it.
 
 A bias, a norm or a gate that is left out changes every token and no error tells. Owns `check_used`. Knows no family:
-what was used is given. Imports errors, layout.families (names of draft layers).
+what was used is given. Imports errors, layout and quant.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 
 from fastcache.errors import UnsupportedCheckpoint
 from fastcache.layout.families import MTP_PREFIX
+from fastcache.quant.coded import stored_as
 
 # Beside X.weight: its scales and codes, which `linear` judges; what quantises activations or a cache, which stay
 # float32 here.
@@ -72,4 +73,4 @@ def _is_harmless(name: str, used: Set[str], layers: int, drafts: int) -> bool:
     if layer and layers <= int(layer[1]) < layers + drafts:
         return True
     stem, _, suffix = name.rpartition(".")
-    return _SIBLINGS.fullmatch(suffix) is not None and f"{stem}.weight" in used
+    return _SIBLINGS.fullmatch(suffix) is not None and any(each in used for each in stored_as(f"{stem}.weight"))

@@ -1,15 +1,15 @@
 """A weight stored as codes with their scales beside it, as float32, a block of rows at a time.
 
 Owns which tensors make up such a weight, how its grid of scales lies over it, and the checks that it can. What codes
-stand for is in codes. Knows no file. Imports errors, formats.scheme, codes, floats, numpy.
+stand for is in codes; what GPTQ and AWQ store, in qweight. Knows no file. Imports errors, formats.scheme, codes,
+floats, qweight, numpy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from fastcache.errors import CheckpointError, MissingTensor, UnsupportedCheckpoi
 from fastcache.formats.scheme import Scheme, schemes_of
 from fastcache.quant import codes as read
 from fastcache.quant.floats import is_plain, widen
+from fastcache.quant.qweight import Arrays, Turned, turned_weight
 
 F32: TypeAlias = NDArray[np.float32]
 Pair: TypeAlias = tuple[int, int]
@@ -26,14 +27,6 @@ _SCALES: Final = ("weight_scale_inv", "weight_scale", "scale")  # of "weight" an
 _FURTHER: Final = ("weight_global_scale", "weight_scale_2", "pre_quant_scale")  # the first is NVFP4's second scale
 _PIECE_BYTES: Final = 256 << 10
 _DENSE_BYTES: Final = 2 << 20  # of float32, that a whole weight is decoded in at a time
-
-
-class Arrays(Protocol):
-    """Labels to arrays: an ExpertLease, a dict of resident arrays, the tensors of a file by name."""
-
-    def __getitem__(self, label: str, /) -> NDArray[Any]: ...
-
-    def __iter__(self) -> Iterator[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +108,18 @@ class Coded:
             ufunc(band, row if len(row) == 1 else np.repeat(row, columns)[:n_in], out=band)
 
 
-def coded_weight(arrays: Arrays, name: str, *, values: bool = True) -> Coded | None:
+def stored_as(name: str) -> tuple[str, str, str]:
+    """Return the names that a weight "X.weight" may be stored under: its own, and those of packed codes."""
+    return name, f"{name}_packed", f"{name.removesuffix('weight')}qweight"
+
+
+def plain_name(stored: str) -> str:
+    """Return the name of the weight whose codes are stored so: "X.weight" of "X.qweight"; any other name as it is."""
+    stem, dot, last = stored.rpartition(".")
+    return f"{stem}{dot}weight" if last in ("weight_packed", "qweight") else stored
+
+
+def coded_weight(arrays: Arrays, name: str, *, values: bool = True) -> Coded | Turned | None:
     """Return the weight of that name if `arrays` has it as codes with scales, else None.
 
     Parameters
@@ -124,8 +128,8 @@ def coded_weight(arrays: Arrays, name: str, *, values: bool = True) -> Coded | N
     name : str
         "gate", or a full name with or without ".weight".
     values : bool
-        Read tensors that are small integers (`weight_shape`). Without, arrays of the right dtypes and shapes are
-        enough to know whether the weight could be decoded.
+        Read tensors that are small integers (`weight_shape`, `g_idx`, `qzeros`). Without, arrays of the right dtypes
+        and shapes are enough to know whether the weight could be decoded.
 
     Raises
     ------
@@ -139,12 +143,14 @@ def coded_weight(arrays: Arrays, name: str, *, values: bool = True) -> Coded | N
     stem = name.removesuffix(".weight")
     if f"{stem}.blocks" in arrays and f"{stem}.scales" in arrays:
         return _mxfp4_blocks(arrays, stem)
+    if f"{stem}.qweight" in arrays:
+        return turned_weight(arrays, stem, values=values)
     scales = [label for suffix in _SCALES if (label := f"{stem}.{suffix}") in arrays]
     for suffix in ("weight_packed", "weight"):
         if (label := f"{stem}.{suffix}") in arrays and (scales or suffix == "weight_packed"):
             codes = arrays[label]
             schemes = schemes_of(codes.dtype)
-            problems = [scheme.problem for scheme in schemes if scheme.problem]
+            problems = [each.problem or f"{each.packing} has a qweight" for each in schemes if not _usable(each)]
             if problems and len(problems) == len(schemes):
                 raise UnsupportedCheckpoint(f"{label!r}: {problems[0]}, which this version does not decode")
             if len(scales) != 1:
@@ -157,7 +163,7 @@ def coded_weight(arrays: Arrays, name: str, *, values: bool = True) -> Coded | N
             for further in _FURTHER[second:]:
                 if (other := f"{stem}.{further}") in arrays:
                     raise UnsupportedCheckpoint(f"{label!r}: {other!r} beside it is a factor that is not decoded")
-            usable = tuple(scheme for scheme in schemes if not scheme.problem)
+            usable = tuple(filter(_usable, schemes))
             scale = arrays[scales[0]]
             if suffix == "weight":
                 return _one_to_a_code(arrays, stem, label, codes, scale, usable)
@@ -167,6 +173,10 @@ def coded_weight(arrays: Arrays, name: str, *, values: bool = True) -> Coded | N
                 return _packed_integers(arrays, stem, label, codes, scale, usable, values)
             raise UnsupportedCheckpoint(f"{label!r} is stored as {codes.dtype.name}; uint8 and int32 are decoded")
     return None
+
+
+def _usable(scheme: Scheme) -> bool:
+    return not scheme.problem and not scheme.packing
 
 
 def _mxfp4_blocks(arrays: Arrays, stem: str) -> Coded:

@@ -68,6 +68,11 @@ def widen_int4(rows: NDArray[Any], out: F32) -> None:
     _widen_nibbles("int4", _bytes(rows), out)
 
 
+def widen_uint4(rows: NDArray[Any], out: F32) -> None:
+    """Write integers from 0 to 15, eight in a word of 32 bits, the lowest bits first, into `out` [n, in]."""
+    _widen_nibbles("uint4", _bytes(rows), out)
+
+
 def widen_int8(rows: NDArray[Any], out: F32) -> None:
     """Write integers from -128 to 127, four in an int32 word, the lowest bits first and 128 added, into `out`."""
     out[...] = _bytes(rows)[:, : out.shape[1]]
@@ -114,9 +119,8 @@ def _values(name: str) -> F32:
 @functools.cache
 def _nibbles(kind: str) -> F32:
     codes = np.arange(16, dtype=np.uint8)
-    integers = codes.astype(np.float32) - np.float32(8)
-    values: F32 = integers if kind == "int4" else codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
-    return values
+    values: F32 = codes.view(ml_dtypes.float4_e2m1fn if kind == "e2m1" else np.uint8).astype(np.float32)
+    return values - np.float32(8) if kind == "int4" else values
 
 
 @functools.cache

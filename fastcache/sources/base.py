@@ -1,4 +1,4 @@
-"""The protocol of an expert source, and Extent. Knows no file and no store. Imports keys only."""
+"""The protocol of an expert source, and Extent. Knows no file and no store. Imports errors and keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
+from fastcache.errors import InvalidSource
 from fastcache.keys import ExpertKey
+
+MAX_NUMBER = (1 << 20) - 1  # of a layer, and of an expert in it: a store keeps a row for each number up to the highest
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -74,14 +77,14 @@ class ReadSource(ExpertSource, Protocol):
 
 
 def as_key(key: object) -> ExpertKey:
-    """Return `key`, a pair of non-negative integers, as an ExpertKey.
+    """Return `key`, a pair of integers from 0 to 1,048,575, as an ExpertKey.
 
     Raises
     ------
     TypeError
         It is not a pair of integers.
-    ValueError
-        One of them is negative.
+    InvalidSource
+        One of them is out of range.
     """
     if not isinstance(key, tuple) or len(key) != 2 or any(isinstance(part, bool) for part in key):
         raise TypeError(f"a key must be (layer, expert), two integers; got {key!r}")
@@ -89,6 +92,6 @@ def as_key(key: object) -> ExpertKey:
         layer, expert = (operator.index(part) for part in key)
     except TypeError:
         raise TypeError(f"a key must be (layer, expert), two integers; got {key!r}") from None
-    if layer < 0 or expert < 0:
-        raise ValueError(f"layer and expert must not be negative; got {key!r}")
+    if not (0 <= layer <= MAX_NUMBER and 0 <= expert <= MAX_NUMBER):
+        raise InvalidSource(f"layer and expert must be from 0 to {MAX_NUMBER:,}; got {key!r}")
     return ExpertKey(layer, expert)

@@ -19,7 +19,7 @@ from fastcache.memory import available_bytes
 from fastcache.rawread import RawRead, measure
 from fastcache.traces.capacity import cycle_bytes, of_budget, slot_sizes, with_sizes
 from fastcache.traces.columns import Column
-from fastcache.traces.mrc import Curve
+from fastcache.traces.mrc import Curve, grid
 from fastcache.traces.replay import policies, replay
 from fastcache.traces.trace import BLOCK, Trace
 from fastcache.units import format_bytes
@@ -168,19 +168,19 @@ def advise(
     trunk = sum(tensor.nbytes for tensor in layout.trunk.values())
     usable = max(int((free - trunk) * (1 - RESERVE)), 0)
     everything = int(slots.sum())
-    asked = int(slots[trace.counts() > 0].sum())
+    there = trace.counts() > 0
+    asked = int(slots[there].sum())
+    marks = {round(experts * asked / int(there.sum())) for experts in grid(trace)}  # as `mrc` has them, for the knee
     # Of classes, each may keep only its own share: a budget for all that is asked may be larger than their sum.
-    budgets = {round(x) for x in np.linspace(cycle // 4, everything, POINTS).tolist()} | {cycle, everything}
+    budgets = {round(x) for x in np.linspace(cycle // 4, everything, POINTS).tolist()} | {cycle, everything, *marks}
     points = measure_budgets(trace, policy, sorted(budgets), cycle, rate)
     full = next(point for point in points if point.hit_rate == points[-1].hit_rate)
     within = [point for point in points if point.budget_bytes <= full.budget_bytes]
-    curve = Curve(
-        policy,
-        np.asarray([point.budget_bytes for point in within]),
-        np.asarray([1 - point.hit_rate for point in within]),
-    )
-    knee = within[curve.knee()]
-    at_cycle = next(point for point in points if point.budget_bytes == min(cycle, everything))
+    known = {point.budget_bytes: point for point in points}
+    marked = [known[nbytes] for nbytes in sorted(marks)]
+    misses = np.asarray([1 - point.hit_rate for point in marked])
+    knee = marked[Curve(policy, np.asarray([point.budget_bytes for point in marked]), misses).knee()]
+    at_cycle = known[min(cycle, everything)]
     (best,) = measure_budgets(trace, policy, [min(full.budget_bytes, usable)], cycle, rate)
     # The least budget that comes near the best that fits; never less than a token cycle, if that fits.
     enough = [point for point in within if point.hit_rate >= best.hit_rate - NEAR and point.budget_bytes >= cycle]

@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 
 from fastcache.budget import Facts, parse_budget
-from fastcache.errors import BudgetTooSmall
+from fastcache.errors import InvalidBudget
 from fastcache.placement import size_classes
 from fastcache.slabs import Slabs, plan_slabs
 from fastcache.traces.trace import Array, Trace
@@ -67,12 +67,12 @@ def of_budget(trace: Trace, budget: int | str) -> Capacity:
 
     Raises
     ------
-    BudgetTooSmall
+    InvalidBudget
         It cannot be parsed, or the trace does not know the sizes, or top_k where the budget counts cycles.
     """
     found = _classes(trace)
     if found is None:
-        raise BudgetTooSmall(f"budget {budget!r}: the trace does not say how large an expert is; give --expert-bytes")
+        raise InvalidBudget(f"budget {budget!r}: the trace does not say how large an expert is; give --expert-bytes")
     cls, slot_bytes = found
     counts = np.bincount(cls, minlength=len(slot_bytes)).tolist()
     facts = Facts(
@@ -83,11 +83,11 @@ def of_budget(trace: Trace, budget: int | str) -> Capacity:
     )
     text = str(budget).strip().lower()
     if text == "auto" or text.endswith("free"):
-        raise BudgetTooSmall(
+        raise InvalidBudget(
             f"budget {budget!r}: a trace knows no free memory; give bytes, 'P% of experts' or 'N cycles'"
         )
     if trace.top_k is None and "cycle" in text:
-        raise BudgetTooSmall(
+        raise InvalidBudget(
             f"budget {budget!r}: the token cycle is not known, because the trace gives no top_k; give --top-k"
         )
     nbytes, _ = parse_budget(budget, facts)

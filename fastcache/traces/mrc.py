@@ -17,6 +17,7 @@ from fastcache.traces.trace import Array, Trace
 from fastcache_ext.distances import Distances
 
 EXACT_POINTS = 512  # of the lru curve, at most
+POINTS = 24  # capacities that are simulated
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,16 +25,19 @@ class Curve:
     """Miss ratios of one policy at ascending capacities."""
 
     policy: str
-    experts: Array  # int64 [P]: capacities
+    experts: Array  # int64 [P]: capacities, in experts or in bytes
     miss_ratio: Array  # float64 [P]: misses / requests
 
     def knee(self) -> int:
-        """Return the index of the point farthest below the chord from the curve's first point to its last."""
-        x, y = self.experts.astype(float), self.miss_ratio
-        width, height = x[-1] - x[0], y[0] - y[-1]
-        if width <= 0 or height <= 0:
+        """Return the index of the point farthest below a chord; 0 where no capacity saves anything.
+
+        The chord begins at no cache, which misses all, and ends at the least capacity as good as the last.
+        """
+        saved = 1 - self.miss_ratio
+        end = int(np.argmax(saved >= saved[-1] - 1e-12))
+        if self.experts[end] <= 0 or saved[end] <= 0:
             return 0
-        return int(np.argmax((y[0] - y) / height - (x - x[0]) / width))
+        return int(np.argmax((saved / saved[end] - self.experts / self.experts[end])[: end + 1]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,12 +97,12 @@ class Mrc:
         return {"experts": experts, "bytes": nbytes, "miss_ratio": ratios}
 
 
-def grid(trace: Trace, points: int, floor: int) -> list[int]:
+def grid(trace: Trace, points: int = POINTS) -> list[int]:
     """Return about `points` capacities, in a geometric row up to all that is asked for, and the token cycle."""
     distinct = int((trace.counts() > 0).sum())
     if distinct == 0:
         return [0]
-    low = min(max(floor, distinct // 100, 1), distinct)
+    low = min(max(trace.top_k or 1, distinct // 100), distinct)
     marks = {round(x) for x in np.geomspace(low, distinct, max(points, 2)).tolist()}
     cycle = cycle_experts(trace)
     return sorted(marks | ({cycle} if cycle and low < cycle < distinct else set()))
@@ -113,7 +117,7 @@ def lru_hits(trace: Trace) -> tuple[Array, int]:
     return np.concatenate([[0], np.cumsum(counts)]), distances.largest
 
 
-def mrc(trace: Trace, names: Iterable[str] | None = None, points: int = 24) -> Mrc:
+def mrc(trace: Trace, names: Iterable[str] | None = None, points: int = POINTS) -> Mrc:
     """Compute miss-ratio curves: of lru by stack distances, of the others by simulation at about `points` capacities.
 
     Parameters
@@ -130,14 +134,15 @@ def mrc(trace: Trace, names: Iterable[str] | None = None, points: int = 24) -> M
     hits, largest = lru_hits(trace)
     counts = trace.counts()
     distinct = int((counts > 0).sum())
-    capacities = grid(trace, points, max(trace.top_k or 1, 1))
+    capacities = grid(trace, points)
     rows = replay(trace, names, [of_slots(trace, slots) for slots in capacities])
     requests = max(trace.requests, 1)
-    curves = {}
+    curves, knees = {}, {}
     for i, name in enumerate(names):
         mine = rows[i :: len(names)]
         where = np.asarray([row.capacity for row in mine], np.int64)
         ratio = np.asarray([row.misses / requests for row in mine])
+        knees[name] = int(where[Curve(name, where, ratio).knee()])  # of what is simulated, as `advise` has it
         if name == "lru" and distinct > largest:
             exact = np.unique(
                 np.linspace(largest, distinct, min(EXACT_POINTS, distinct - largest + 1)).astype(np.int64)
@@ -147,7 +152,6 @@ def mrc(trace: Trace, names: Iterable[str] | None = None, points: int = 24) -> M
             where = np.concatenate([where[below], exact])
             ratio = np.concatenate([ratio[below], 1 - hits[exact] / requests])
         curves[name] = Curve(name, where, ratio)
-    lead = curves.get("next_use") or next(iter(curves.values()), None)
     sizes = trace.sizes()
     return Mrc(
         trace=trace,
@@ -155,7 +159,7 @@ def mrc(trace: Trace, names: Iterable[str] | None = None, points: int = 24) -> M
         distinct=distinct,
         floor=distinct / requests,
         cycle=cycle_experts(trace),
-        knee=0 if lead is None else int(lead.experts[lead.knee()]),
+        knee=knees.get("next_use", next(iter(knees.values()), 0)),
         exact_from=largest,
         expert_bytes=None if sizes is None or not trace.pool else float(sizes.mean()),
     )

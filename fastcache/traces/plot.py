@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastcache.errors import FeatureUnavailable
 from fastcache.traces.mrc import Mrc
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 GIB = 1 << 30
 
 
-def plot(curves: Mrc, path: str | os.PathLike[str]) -> None:
-    """Write the picture as the path's suffix says: .png, .svg, or what else matplotlib writes.
+def check_picture(path: str | os.PathLike[str]) -> type[Figure]:
+    """Return matplotlib's Figure if it is here and writes such files.
 
     Raises
     ------
@@ -27,7 +30,22 @@ def plot(curves: Mrc, path: str | os.PathLike[str]) -> None:
         raise FeatureUnavailable(
             f"a picture needs matplotlib ({error}): pip install 'fastcache-moe[plot]', or write JSON"
         ) from error
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    suffix = os.path.splitext(path)[1].removeprefix(".").lower()
+    known = sorted(Figure().canvas.get_supported_filetypes())
+    if suffix not in known:
+        raise ValueError(f"{os.fspath(path)}: matplotlib writes no .{suffix}: end it in one of .{', .'.join(known)}")
+    return Figure
+
+
+def plot(curves: Mrc, path: str | os.PathLike[str]) -> None:
+    """Write the picture as the path's suffix says: .png, .svg, or what else matplotlib writes.
+
+    Raises
+    ------
+    FeatureUnavailable, ValueError
+        As `check_picture`.
+    """
+    figure = check_picture(path)(figsize=(8, 5), layout="constrained")
     axes: Any = figure.add_subplot()
     for name, curve in curves.curves.items():
         style: dict[str, Any] = {"color": "black", "linestyle": "--"} if name.startswith("belady") else {}
