@@ -270,3 +270,30 @@ def test_positions_that_float32_cannot_tell_apart_are_refused():
 def test_what_is_not_computed_is_refused_by_name(config, dim, says):
     with pytest.raises(UnsupportedCheckpoint, match=says):
         rope_of(config, dim)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"factor": 4.0}, "factor 4.0, and of no kind"),
+        ({"rope_type": False}, "rope of kind False"),
+        ({"rope_type": "yarn", "factor": 4.0, "mscale": "much", "mscale_all_dim": 1.0}, "mscale of the rope is 'much'"),
+        ({"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": -1}, "mscale_all_dim of the rope is -1"),
+        ({"rope_type": "yarn", "factor": 4.0, "attention_factor": [1]}, r"attention_factor of the rope is \[1\]"),
+        ({"rope_type": "yarn", "factor": 4.0, "attention_factor": 0}, "attention_factor of the rope is 0"),
+        ({"rope_type": "yarn", "factor": 4.0, "truncate": "no"}, "truncate of the rope is 'no'"),
+        ({"rope_type": "yarn", "factor": 1e300}, "factor of the rope is 1e"),
+        ({"rope_theta": 1}, "rope_theta is 1.0; a number above 1"),
+        ({"rope_theta": 1e300}, "rope_theta of the rope is 1e"),
+    ],
+)
+def test_parameters_that_are_no_numbers_or_of_no_kind_are_refused_by_name(parameters, said):
+    given = {"rope_theta": 1e4, **parameters}
+    with pytest.raises(UnsupportedCheckpoint, match=said):
+        rope_of({"max_position_embeddings": 64, "rope_parameters": given}, 16)
+
+
+def test_a_kind_under_the_older_key_counts_where_the_newer_is_null():
+    parameters = {"rope_theta": 1e4, "rope_type": None, "type": "linear", "factor": 4.0}
+    plain = rope_of({"rope_theta": 1e4}, 16).inv_freq
+    np.testing.assert_array_equal(rope_of({"rope_parameters": parameters}, 16).inv_freq, plain / np.float32(4))

@@ -19,6 +19,7 @@ _KEYS: Final = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.clamp_kqv": "clip_qkv",
 }
 _LATENT: Final = {
     "attention.q_lora_rank": "q_lora_rank",
@@ -71,14 +72,18 @@ def decoder_of_metadata(metadata: Mapping[str, Any], family: str) -> dict[str, A
         return metadata.get(f"{architecture}.{key}")
 
     config = {name: value(key) for key, name in _KEYS.items() if value(key) is not None}
+    if config.get("clip_qkv") == 0:
+        del config["clip_qkv"]  # none, as llama.cpp reads it
     parameters = _rope(value)
     if value("attention.kv_lora_rank") is None:
         heads, hidden = config.get("num_attention_heads"), value("embedding_length")
         if "head_dim" not in config and _whole(heads) and _whole(hidden):
             config["head_dim"] = hidden // heads
         rotary, head = value("rope.dimension_count"), config.get("head_dim")
-        if _whole(rotary) and _whole(head):
-            parameters["partial_rotary_factor"] = rotary / head
+        if rotary is not None:
+            parameters["partial_rotary_factor"] = rotary / head if _whole(rotary) and _whole(head) else rotary
+        if value("attention.value_length") is not None:
+            config["v_head_dim"] = value("attention.value_length")
     else:
         config |= {name: value(key) for key, name in _LATENT.items() if value(key) is not None}
         config.pop("head_dim", None)  # of the latent, or of the expanded keys in old files

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import closing
 from typing import Any, Literal, TypeAlias
 
@@ -25,11 +25,13 @@ from fastcache.moe.gate import Gate
 from fastcache.moe.latent import LatentSpace, load_latent
 from fastcache.moe.resident import ResidentExperts, layer_experts
 from fastcache.moe.routers import Routing, sigmoid
+from fastcache.moe.rules import takes_biases
 from fastcache.moe.speculator import Speculator
 from fastcache.moe.tensors import labelled
 from fastcache.moe.trunk import layer_tensor, weight_name
+from fastcache.moe.weights import finite
 from fastcache.quant.decodable import check_decodable, hollow
-from fastcache.quant.floats import is_plain
+from fastcache.quant.floats import is_plain, to_float32
 
 F32: TypeAlias = NDArray[np.float32]
 _MOE_NAME = re.compile(r"ffn_gate_inp|exp_probs|ffn_.*(_shexp|exps|_latent)")  # GGUF's, after "blk.L."
@@ -44,6 +46,8 @@ class MoEBlock:
     family : str
     n_experts, top_k, hidden : int
         E, k and H below.
+    names : frozenset of str
+        What it has of the layer's tensors besides routed experts, by their names after the layer's.
     experts : object with as_ready
         Where the routed experts' arrays come from; may be replaced at any time.
     speculator : Speculator or None
@@ -68,7 +72,9 @@ class MoEBlock:
         speculator: Speculator | None = None,
         weighs_input: bool = False,
         latent: LatentSpace | None = None,
+        names: Set[str] = frozenset(),
     ) -> None:
+        self.names = frozenset(names)
         self.layer, self.family, self.top_k, self.experts = layer, family, top_k, experts
         self.n_experts, self.hidden = gate.n_experts, gate.hidden
         self._gate, self._ffn, self._shared = gate, ffn, shared
@@ -198,6 +204,8 @@ def load_block(
         The layer is dense, or there is no such layer.
     MissingTensor
         A router or shared expert tensor is not in the checkpoint.
+    CheckpointError
+        The router has numbers that are NaN or infinite: it would choose experts all the same.
     """
     if isinstance(experts, str) and experts != "resident":
         raise ValueError(f'experts is a store or "resident", not {experts!r}')
@@ -207,7 +215,7 @@ def load_block(
     row = forward_of(layout.family, layout.format)
     located = layer_experts(layout, layer)
     for record in located.records:
-        _check_decodable(record, layout.family, row.roles)
+        _check_decodable(record, layout.family, row)
     top_k = top_k_of(layout, layer)
     if not top_k or top_k > len(located):
         raise UnsupportedCheckpoint(f"config.json: top-k is {top_k} and the layer has {len(located)} experts")
@@ -219,9 +227,16 @@ def load_block(
             f"layer {layer}: the router has shape {router_weight.shape} and there are {len(located)} experts"
         )
 
-    def optional(name: str | None) -> F32 | None:
-        return None if name is None else layer_tensor(layout, layer, name)
+    finite(weight_name(layout, layer, row.router_weight), to_float32(router_weight))
 
+    def optional(name: str | None) -> F32 | None:
+        return None if name is None else finite(weight_name(layout, layer, name), layer_tensor(layout, layer, name))
+
+    bias = optional(row.router_bias)
+    if bias is not None and bias.shape != (len(located),):
+        raise UnsupportedCheckpoint(
+            f"layer {layer}: the router's bias has shape {bias.shape}, of {len(located)} experts"
+        )
     router = row.router(layout.config, top_k, optional(row.choice_bias if row.has_choice_bias(layout.config) else None))
     try:
         router(np.zeros((1, len(located)), np.float32))
@@ -239,13 +254,14 @@ def load_block(
         family=layout.family,
         top_k=top_k,
         experts=ResidentExperts(layout, layer) if isinstance(experts, str) else experts,
-        gate=Gate(router_weight, optional(row.router_bias), router),
+        gate=Gate(router_weight, bias, router),
         ffn=row.ffn(layout.config),
         shared=shared,
         shared_gate=None if shared is None else _as_row(optional(row.shared_gate)),
         speculator=speculator,
         weighs_input=row.weighs_input,
         latent=load_latent(layout, layer, row),
+        names=row.names(layout.config),
     )
 
 
@@ -274,9 +290,15 @@ def _check_names(layout: Layout, layer: int, row: Forward) -> None:
         )
 
 
-def _check_decodable(record: Record, family: str, roles: tuple[str, ...]) -> None:
+def _check_decodable(record: Record, family: str, row: Forward) -> None:
     arrays = hollow((view.label, view.dtype, view.shape) for view in record.views)
-    for role in roles:
+    biased = takes_biases(row.ffn)
+    for role in row.roles:
+        if biased is not None and (f"{role}.bias" in arrays) != biased:
+            raise UnsupportedCheckpoint(
+                f"the NumPy forward of {family!r} computes {'with' if biased else 'without'} {role}.bias, and these "
+                f"experts have {'none' if biased else 'it'}; use fastcache.open and your own"
+            )
         try:
             check_decodable(arrays, role)
         except UnsupportedCheckpoint as error:

@@ -70,14 +70,19 @@ class Forward:
             ),
         )
 
-    def names(self) -> set[str]:
-        """Return every tensor of a layer that the row computes with, but the routed experts."""
-        shared = [self.shared.format(role) for role in self.roles] if self.shared else []
-        return (
-            {*shared}
-            | (self.latent.names() if self.latent else set())
-            | {name for name in (self.router_weight, self.router_bias, self.choice_bias, self.shared_gate) if name}
-        )
+    def names(self, config: Config | None = None) -> set[str]:
+        """Return every tensor of a layer that the row computes with, but the routed experts; if a config is like this.
+
+        None: of any config.
+        """
+        names = {self.router_weight, self.router_bias}
+        if self.shared and (config is None or self.has_shared(config)):
+            names |= {self.shared_gate, *(self.shared.format(role) for role in self.roles)}
+        if config is None or self.has_choice_bias(config):
+            names.add(self.choice_bias)
+        if self.latent and (config is None or config_value(config, self.latent.width) is not None):
+            names |= self.latent.names()
+        return {name for name in names if name}
 
     def has_shared(self, config: Config) -> bool:
         """Say whether a checkpoint of the family with this config.json has a shared expert."""

@@ -16,13 +16,15 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcache.errors import MissingTensor, UnsupportedCheckpoint
+from fastcache.errors import UnsupportedCheckpoint
 from fastcache.layout.families import config_value
 from fastcache.linear import linear
 from fastcache.moe.norms import RmsNorm
-from fastcache.moe.rope import Config, Rope, rope_of, softmax_scale
+from fastcache.moe.rope import Config, Rope, rope_of, rope_parameters, softmax_scale
+from fastcache.moe.values import count, truth
+from fastcache.moe.weights import floats, require
 from fastcache.quant.blocks import blocks_to_float32, is_blocks
-from fastcache.quant.coded import coded_weight, stored_as
+from fastcache.quant.coded import coded_weight
 from fastcache.quant.floats import to_float32
 
 F32: TypeAlias = NDArray[np.float32]
@@ -60,17 +62,33 @@ class Mla:
     def __init__(self, config: Config, trunk: Trunk, prefix: str, rope: Rope) -> None:
         self._trunk, self._prefix, self._rope = trunk, prefix, rope
         self.heads, self.rank, self.rotary, self.nope, self.value = (
-            _count(config, key)
+            count(config, key)
             for key in ("num_attention_heads", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
         )
         self.rows: tuple[tuple[int, ...], ...] = ((self.rank + self.rotary,),)
         self.scale = softmax_scale(config, self.nope + self.rotary)
-        compressed = config_value(config, "q_lora_rank") is not None
-        parted = f"{prefix}k_b_proj.weight" in trunk  # GGUF
-        self._require("kv_a_proj_with_mqa", "o_proj", *(("k_b_proj", "v_b_proj") if parted else ("kv_b_proj",)))
-        self._require(*(("q_a_proj", "q_b_proj") if compressed else ("q_proj",)))
-        self._key_norm = self._norm("kv_a_layernorm")
-        self._query_norm = self._norm("q_a_layernorm") if compressed else None
+        hidden = require(trunk, f"{prefix}kv_a_proj_with_mqa.weight")[-1]
+        queries = self.heads * (self.nope + self.rotary)
+        compressed = None if config_value(config, "q_lora_rank") is None else count(config, "q_lora_rank")
+        rows = {"kv_a_proj_with_mqa": self.rank + self.rotary, "o_proj": hidden}
+        shapes: dict[str, tuple[int, ...]] = {
+            "kv_a_proj_with_mqa": (self.rank + self.rotary, hidden),
+            "o_proj": (hidden, self.heads * self.value),
+        }
+        if f"{prefix}k_b_proj.weight" in trunk:  # GGUF
+            shapes |= {"k_b_proj": (self.heads, self.rank, self.nope), "v_b_proj": (self.heads, self.value, self.rank)}
+        else:
+            shapes["kv_b_proj"] = (self.heads * (self.nope + self.value), self.rank)
+        if compressed is None:
+            shapes["q_proj"] = (queries, hidden)
+        else:
+            shapes |= {"q_a_proj": (compressed, hidden), "q_b_proj": (queries, compressed)}
+            rows["q_a_proj"] = compressed
+        for name, shape in shapes.items():
+            require(trunk, f"{prefix}{name}.weight", shape)
+        self._biases = self._read_biases(config, rows)
+        self._key_norm = self._norm("kv_a_layernorm", self.rank)
+        self._query_norm = None if compressed is None else self._norm("q_a_layernorm", compressed)
 
     def __call__(self, x: F32, start: int, cache: LayerCache) -> F32:
         """Attend from tokens to themselves and to all before them.
@@ -137,35 +155,31 @@ class Mla:
     def _expansions(self) -> tuple[F32, F32]:
         """Return what a latent becomes in each head: keys [heads, nope, rank] and values [heads, value, rank]."""
         if f"{self._prefix}k_b_proj.weight" not in self._trunk:
-            both = f"{self._prefix}kv_b_proj.weight"
-            weight = _widened(self._trunk, both)
-            expected = (self.heads * (self.nope + self.value), self.rank)
-            if weight.shape != expected:
-                raise UnsupportedCheckpoint(f"{both!r} has shape {weight.shape}; config.json says {expected}")
+            weight = _widened(self._trunk, f"{self._prefix}kv_b_proj.weight")
             parted = weight.reshape(self.heads, self.nope + self.value, self.rank)
             return parted[:, : self.nope], parted[:, self.nope :]
         # GGUF files keep the halves apart, and the keys' transposed.
         keys = _widened(self._trunk, f"{self._prefix}k_b_proj.weight")
-        values = _widened(self._trunk, f"{self._prefix}v_b_proj.weight")
-        found = keys.shape, values.shape
-        if found != ((self.heads, self.rank, self.nope), (self.heads, self.value, self.rank)):
-            raise UnsupportedCheckpoint(f"k_b_proj and v_b_proj of {self._prefix!r} have shapes {found}")
-        return keys.swapaxes(1, 2), values
+        return keys.swapaxes(1, 2), _widened(self._trunk, f"{self._prefix}v_b_proj.weight")
 
     def _project(self, x: F32, name: str) -> F32:
         y = linear(x, self._trunk, f"{self._prefix}{name}.weight")
-        bias = self._trunk.get(f"{self._prefix}{name}.bias")
-        return y if bias is None else y + to_float32(bias)
+        bias = self._biases.get(name)
+        return y if bias is None else y + bias
 
-    def _norm(self, name: str) -> RmsNorm:
-        self._require(name)
-        return RmsNorm(to_float32(self._trunk[f"{self._prefix}{name}.weight"]), _EPSILON)
+    def _norm(self, name: str, width: int) -> RmsNorm:
+        return RmsNorm(floats(self._trunk, f"{self._prefix}{name}.weight", (width,)), _EPSILON)
 
-    def _require(self, *names: str) -> None:
-        for name in names:
-            full = f"{self._prefix}{name}.weight"
-            if not any(each in self._trunk for each in stored_as(full)):
-                raise MissingTensor(f"the checkpoint has no tensor {full!r}; its layer cannot be computed without it")
+    def _read_biases(self, config: Config, rows: Mapping[str, int]) -> dict[str, F32]:
+        """Those that `attention_bias` says are there; where it says nothing, those that are."""
+        silent = config_value(config, "attention_bias") is None
+        said = None if silent else truth(config, "attention_bias", False)
+        return {
+            name: floats(self._trunk, full, (n,))
+            for name, n in rows.items()
+            for full in (f"{self._prefix}{name}.bias",)
+            if said or (said is None and full in self._trunk)
+        }
 
 
 def mla_of(config: Config, trunk: Trunk, prefix: str) -> Mla:
@@ -185,11 +199,17 @@ def mla_of(config: Config, trunk: Trunk, prefix: str) -> Mla:
     MissingTensor
         A weight is not in the trunk.
     UnsupportedCheckpoint
-        The config lacks a size, or has a rope that is not computed here.
+        The config lacks a size, or has a rope that is not computed here; a weight has another shape than it says.
+    CheckpointError
+        A norm or a bias is damaged.
     """
-    interleaved = config_value(config, "rope_interleave")  # DeepSeek's own weights are; a config that is silent, too
-    rotary = _count(config, "qk_rope_head_dim")
-    return Mla(config, trunk, prefix, rope_of(config, rotary, interleaved=interleaved is None or bool(interleaved)))
+    if rope_parameters(config)["partial_rotary_factor"] not in (None, 1):
+        raise UnsupportedCheckpoint("config.json: partial_rotary_factor, with the rotated part of a head apart already")
+    if set(config_value(config, "layer_types") or ()) - {"full_attention"}:
+        raise UnsupportedCheckpoint(f"config.json: layer_types is {config_value(config, 'layer_types')!r} with latents")
+    interleaved = truth(config, "rope_interleave", True)  # DeepSeek's own weights are; a config that is silent, too
+    rotary = count(config, "qk_rope_head_dim")
+    return Mla(config, trunk, prefix, rope_of(config, rotary, interleaved=interleaved))
 
 
 def _widened(trunk: Trunk, name: str) -> F32:
@@ -199,10 +219,3 @@ def _widened(trunk: Trunk, name: str) -> F32:
         return coded.dense()
     stored = trunk[name]
     return blocks_to_float32(stored) if is_blocks(stored.dtype) else to_float32(stored)
-
-
-def _count(config: Config, key: str) -> int:
-    value = config_value(config, key)
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}; latent attention needs a positive integer")
-    return value

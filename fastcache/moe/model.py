@@ -14,16 +14,20 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastcache.errors import UnsupportedCheckpoint
+from fastcache.errors import CheckpointError, UnsupportedCheckpoint
 from fastcache.layout.record import Layout
 from fastcache.linear import linear
 from fastcache.moe.cache import KVCache
-from fastcache.moe.decoder import count, decoder_of, norm_of, number, require
-from fastcache.moe.layers import Layer, head_of
+from fastcache.moe.decoder import decoder_of, norm_of
+from fastcache.moe.demands import check_config
+from fastcache.moe.layers import Layer, drafts_of, head_of
 from fastcache.moe.sampling import check_sampling, generator, sample, stop_tokens, whole
 from fastcache.moe.speculator import Speculator
 from fastcache.moe.tensors import Named, ResidentTrunk, hub_names
 from fastcache.moe.tokens import eos_of
+from fastcache.moe.unused import check_used
+from fastcache.moe.values import count, number
+from fastcache.moe.weights import require
 from fastcache.quant.blocks import blocks_to_float32, is_blocks
 from fastcache.quant.floats import is_plain, to_float32
 from fastcache.store import ExpertStore
@@ -67,24 +71,32 @@ class Model:
     ) -> None:
         self.store, self.trunk, self.config, self.family = store, trunk, layout.config, layout.family
         row = decoder_of(layout.family)
+        check_config(self.config, row.takes)
         stored: Mapping[str, NDArray[Any]] = ResidentTrunk(trunk) if resident_trunk else trunk
         names = hub_names(stored, layout.format)
         self._tensors = tensors = Named(stored, names)
         self._embedding = f"{row.embedding}.weight"
         self._rows = Named(trunk, names)  # rows of the embedding are taken as stored: a few are converted, not all
-        require(tensors, self._embedding)
-        self.vocabulary, self.hidden = len(self._rows[self._embedding]), count(self.config, "hidden_size")
-        self.layers = count(self.config, "num_hidden_layers")
-        self._head = head_of(row, self.config, tensors, layout.format)
-        self._norm = norm_of(self.config, tensors, row.last_norm)
+        self.hidden, self.layers = count(self.config, "hidden_size"), count(self.config, "num_hidden_layers")
+        self.vocabulary, width = require(self._rows, self._embedding)
+        if width != self.hidden:
+            raise UnsupportedCheckpoint(
+                f"{self._embedding!r} has shape {(self.vocabulary, width)}; hidden_size is {self.hidden}"
+            )
+        self._head = head_of(row, self.config, tensors, layout.format, (self.vocabulary, width))
+        self._norm = norm_of(self.config, tensors, row.last_norm, self.hidden)
         scaled = self.config if row.scaled else {}
         self._times_embedding = np.float32(number(scaled, "embedding_multiplier", 1.0))
         self._times_residual = np.float32(number(scaled, "residual_multiplier", 1.0))
-        self._over_logits = np.float32(number(scaled, "logits_scaling", 1.0))
+        self._over_logits = np.float32(number(scaled, "logits_scaling", 1.0, above=0))
         experts: ExpertStore | Literal["resident"] = "resident" if store is None else store
         self._layers = [
             Layer(row, self.config, tensors, layout, n, experts, stored, speculator) for n in range(self.layers)
         ]
+        used = tensors.asked.union({self._embedding}, *(layer.moe_names for layer in self._layers))
+        check_used(
+            hub_names(trunk, layout.format), used, self.layers, drafts_of(self.config), gguf=layout.format == "gguf"
+        )
         self._rows_kept = [layer.attention.rows for layer in self._layers]
         self._checkpoint = (layout.files, layout.identities)
         self._piece = max(1, PARTS_BYTES // (4 * (layout.top_k or 1) * self.hidden))
@@ -118,6 +130,8 @@ class Model:
             The cache has another number of layers, keeps other rows, or has tokens of another checkpoint.
         CheckpointChanged
             A file of the trunk was written to.
+        CheckpointError
+            What a layer gave is NaN or infinite: weights are damaged, or too large for float32.
         FastcacheError
             What the store raises. After any error the cache is as it was.
 
@@ -135,9 +149,10 @@ class Model:
         if self.store is not None:
             self.store.mark_token(len(ids))
         try:
-            with phase:
+            with phase, np.errstate(all="ignore"):  # what is no number is an error below, and one that says where
                 h = self._embedded(ids)
-                for layer, kept in zip(self._layers, cache, strict=True):
+                _check_finite(h, self._embedding)
+                for n, (layer, kept) in enumerate(zip(self._layers, cache, strict=True)):
                     a = layer.attention(layer.first_norm(h), start, kept)
                     a *= self._times_residual
                     h += a
@@ -146,9 +161,11 @@ class Model:
                         y = layer.feed_forward(layer.second_norm(part))
                         y *= self._times_residual
                         part += y
-            logits = linear(self._norm(h[-1:] if last_only else h), self._tensors, self._head)
-            if self._over_logits != 1:
-                logits /= self._over_logits
+                    _check_finite(h, f"layer {n}")
+                logits = linear(self._norm(h[-1:] if last_only else h), self._tensors, self._head)
+                if self._over_logits != 1:
+                    logits /= self._over_logits
+            _check_finite(logits, self._head)
             self.trunk.check()
         except BaseException:
             cache.truncate(start)
@@ -273,3 +290,11 @@ class Model:
         if self._times_embedding != 1:
             h = h * self._times_embedding
         return h
+
+
+def _check_finite(array: F32, where: str) -> None:
+    if not np.isfinite(array).all():
+        raise CheckpointError(
+            f"{where} gives numbers that are NaN or infinite: weights are damaged (`fastcache verify` tells of "
+            f"experts), or too large for float32"
+        )

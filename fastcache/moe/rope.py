@@ -1,7 +1,8 @@
 """Rotary position embedding, with the frequencies that a checkpoint's config asks for.
 
 Owns `rope_of`, `Rope` and how a config spells them: `rope_parameters` (transformers 5) or `rope_theta` and
-`rope_scaling` (4, and the hub). Knows no weights and no cache. Imports errors, layout.families (config spellings).
+`rope_scaling` (4, and the hub). Knows no weights and no cache. Imports errors, layout.families (config spellings) and
+values.
 
 Sources: Su et al., "RoFormer" (arXiv:2104.09864); Peng et al., "YaRN" (arXiv:2309.00071); transformers,
 `modeling_rope_utils.py`, whose float32 steps are kept in their order: at position 100,000 the last bit of a frequency
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 
 from fastcache.errors import UnsupportedCheckpoint
 from fastcache.layout.families import config_value
+from fastcache.moe.values import truth
 
 F32: TypeAlias = NDArray[np.float32]
 Config: TypeAlias = Mapping[str, Any]
 
+_LARGEST: Final = float(np.finfo(np.float32).max)
 _MAX_POSITION: Final = 1 << 24  # beyond it float32 has no longer every position
 
 
@@ -103,7 +106,14 @@ class Rope:
         return cos, sin
 
 
-def rope_of(config: Config, dim: int, layer_type: str | None = None, *, interleaved: bool | None = None) -> Rope:
+def rope_of(
+    config: Config,
+    dim: int,
+    layer_type: str | None = None,
+    *,
+    interleaved: bool | None = None,
+    partial: float = 1.0,
+) -> Rope:
     """Return the rope of a config.
 
     Parameters
@@ -117,6 +127,8 @@ def rope_of(config: Config, dim: int, layer_type: str | None = None, *, interlea
     interleaved : bool, optional
         Rotate neighbours. Default: what the config says under `rope_interleave`, as it does of GGUF files of the
         architecture "llama", whose rows were permuted so; else no.
+    partial : float
+        The part of `dim` that is rotated, where the config has no `partial_rotary_factor`.
 
     Returns
     -------
@@ -134,12 +146,14 @@ def rope_of(config: Config, dim: int, layer_type: str | None = None, *, interlea
     the default, and refused beyond.
     """
     if interleaved is None:
-        interleaved = bool(config_value(config, "rope_interleave"))
+        interleaved = truth(config, "rope_interleave", False)
     parameters = rope_parameters(config, layer_type)
-    rotary = int(dim * _number(parameters, "partial_rotary_factor", 1.0))
+    rotary = int(dim * _number(parameters, "partial_rotary_factor", partial))
     if rotary <= 0 or rotary % 2 or rotary > dim:
         raise UnsupportedCheckpoint(f"config.json: a head of {dim} of which {rotary} are rotated, in pairs")
     theta = _number(parameters, "rope_theta")
+    if theta <= 1:
+        raise UnsupportedCheckpoint(f"config.json: rope_theta is {theta}; a number above 1 is wanted")
     # float32 exponents, then a power and a quotient that are each rounded once.
     exponents = (np.arange(0, rotary, 2, dtype=np.float32) / np.float32(rotary)).astype(np.float64)
     wavelengths = (np.float64(np.float32(theta)) ** exponents).astype(np.float32)  # over 2 pi
@@ -184,9 +198,13 @@ def rope_parameters(config: Config, layer_type: str | None = None) -> Mapping[st
         if layer_type is None or layer_type not in found:
             raise UnsupportedCheckpoint(f"config.json: rope_parameters are for {', '.join(found)}, not {layer_type!r}")
         found = _mapping(found[layer_type])
-    kind = found.get("rope_type", found.get("type")) or "default"
+    kind = found.get("type") if found.get("rope_type") is None else found["rope_type"]
+    if kind is None:
+        if found.get("factor") not in (None, 1):
+            raise UnsupportedCheckpoint(f"config.json: a rope with factor {found['factor']!r}, and of no kind")
+        kind = "default"
     partial = found.get("partial_rotary_factor", config_value(config, "partial_rotary_factor"))
-    return {**found, "rope_type": kind, "partial_rotary_factor": 1.0 if partial is None else partial}
+    return {**found, "rope_type": kind, "partial_rotary_factor": partial}
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
@@ -202,9 +220,10 @@ def softmax_scale(config: Config, head: int) -> float:
     """
     scale = 1 / math.sqrt(head)
     parameters = rope_parameters(config)
-    if parameters["rope_type"] == "default" or not parameters.get("mscale_all_dim"):
+    all_dim = _number_or_none(parameters, "mscale_all_dim")
+    if parameters["rope_type"] == "default" or all_dim is None:
         return scale
-    mscale = yarn_mscale(_factor(config, parameters), _number(parameters, "mscale_all_dim"))
+    mscale = yarn_mscale(_factor(config, parameters), all_dim)
     return scale * mscale * mscale
 
 
@@ -231,7 +250,10 @@ def _yarn(wavelengths: F32, theta: float, context: float, parameters: Config, fa
         return rotary * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = (pair_of(_number(parameters, key, default)) for key, default in (("beta_fast", 32), ("beta_slow", 1)))
-    if parameters.get("truncate", True):
+    truncate = parameters.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise UnsupportedCheckpoint(f"config.json: truncate of the rope is {truncate!r}, not true or false")
+    if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary - 1)
     if low == high:
@@ -245,14 +267,13 @@ def _yarn(wavelengths: F32, theta: float, context: float, parameters: Config, fa
 
 
 def _yarn_scale(config: Config, parameters: Config) -> float:
-    given = parameters.get("attention_factor")
-    if given is not None:
-        return float(given)
+    if parameters.get("attention_factor") is not None:
+        return _number(parameters, "attention_factor")
     factor = _factor(config, parameters)
-    mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    if mscale and all_dim:
-        return yarn_mscale(factor, float(mscale)) / yarn_mscale(factor, float(all_dim))
-    return yarn_mscale(factor)
+    mscale, all_dim = (_number_or_none(parameters, key) for key in ("mscale", "mscale_all_dim"))
+    if mscale is None or all_dim is None:
+        return yarn_mscale(factor)
+    return yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
 
 
 def _factor(config: Config, parameters: Config) -> float:
@@ -281,10 +302,16 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _number(parameters: Config, key: str, default: float | None = None) -> float:
-    """Return a positive number of the parameters."""
+    """Return a positive number of the parameters, of those that float32 has."""
     value = parameters.get(key)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _LARGEST:
         raise UnsupportedCheckpoint(f"config.json: {key} of the rope is {value!r}, not a positive number")
     return float(value)
+
+
+def _number_or_none(parameters: Config, key: str) -> float | None:
+    """Return a positive number of the parameters; None where it is absent, null or 0, which ask for nothing."""
+    value = parameters.get(key)
+    return None if value is None or (value == 0 and not isinstance(value, bool)) else _number(parameters, key)

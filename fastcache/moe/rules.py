@@ -1,7 +1,7 @@
 """How a family's routing and activation follow from its config.json: functions from a config to a Router or an Ffn.
 
 Owns the reading of the keys. A config that asks for what is not computed is refused. Knows no family and no bytes.
-Imports errors, layout.families (for config spellings), routers, ffn.
+Imports errors, layout.families (for config spellings), routers, ffn and values.
 """
 
 from __future__ import annotations
@@ -18,11 +18,19 @@ from fastcache.errors import UnsupportedCheckpoint
 from fastcache.layout.families import config_value
 from fastcache.linear import Arrays
 from fastcache.moe import ffn, routers
+from fastcache.moe.values import count, number, truth
 
 F32: TypeAlias = NDArray[np.float32]
 Config: TypeAlias = Mapping[str, Any]
 Router: TypeAlias = Callable[[F32], routers.Routing]  # logits [T, E] -> experts, weights [T, k]
 Ffn: TypeAlias = Callable[[F32, Arrays], F32]  # x [T, hidden], expert -> [T, hidden]
+
+
+def takes_biases(ffn_of: Callable[[Config], Ffn]) -> bool | None:
+    """Say whether the experts of a row have biases; None of a row that is not known here."""
+    if ffn_of is clamped_swiglu:
+        return True
+    return False if ffn_of in (swiglu, swiglu_or_situ, relu2) else None
 
 
 def value_of(config: Config, key: str, default: Any) -> Any:
@@ -64,11 +72,12 @@ def swiglu_or_situ(config: Config) -> Ffn:
     expect(config, "hidden_act", "silu", "swish", "situ")
     if config_value(config, "hidden_act") != "situ":
         return ffn.swiglu
-    linear_beta = config_value(config, "activation_situ_linear_beta")
+    linear = config_value(config, "activation_situ_linear_beta") is not None
+    needed(config, "activation_situ_beta")
     return partial(
         ffn.situ,
-        beta=float(needed(config, "activation_situ_beta")),
-        linear_beta=None if linear_beta is None else float(linear_beta),
+        beta=number(config, "activation_situ_beta", above=0),
+        linear_beta=number(config, "activation_situ_linear_beta", above=0) if linear else None,
     )
 
 
@@ -82,8 +91,8 @@ def relu2(config: Config) -> Ffn:
 def clamped_swiglu(config: Config) -> Ffn:
     """The SwiGLU of gpt-oss."""
     # Checkpoints older than the key were made with this alpha.
-    alpha = float(value_of(config, "swiglu_alpha", 1.702))
-    return partial(ffn.clamped_swiglu, alpha=alpha, limit=float(value_of(config, "swiglu_limit", 7.0)))
+    alpha = number(config, "swiglu_alpha", 1.702, above=0)
+    return partial(ffn.clamped_swiglu, alpha=alpha, limit=number(config, "swiglu_limit", 7.0, above=0))
 
 
 def softmax_always_renormalised(config: Config, k: int, bias: F32 | None) -> Router:
@@ -93,7 +102,7 @@ def softmax_always_renormalised(config: Config, k: int, bias: F32 | None) -> Rou
 
 def softmax_norm_topk_prob(config: Config, k: int, bias: F32 | None) -> Router:
     """Softmax, top k, divided by their sum if the config says so."""
-    return partial(routers.softmax_topk, k=k, renormalise=bool(value_of(config, "norm_topk_prob", False)))
+    return partial(routers.softmax_topk, k=k, renormalise=truth(config, "norm_topk_prob", False))
 
 
 def topk_softmax(config: Config, k: int, bias: F32 | None) -> Router:
@@ -107,10 +116,10 @@ def deepseek_v2(config: Config, k: int, bias: F32 | None) -> Router:
     expect(config, "topk_method", "greedy", "group_limited_greedy")
     # DeepSeek's own code renormalises then, transformers never does; no published checkpoint tells who is right.
     expect(config, "norm_topk_prob", False)
-    scale = float(value_of(config, "routed_scaling_factor", 1.0))
+    scale = number(config, "routed_scaling_factor", 1.0)
     if value_of(config, "topk_method", "greedy") == "greedy":
         return partial(routers.deepseek_v2, k=k, scale=scale)
-    n_group, topk_group = int(value_of(config, "n_group", 1)), int(value_of(config, "topk_group", 1))
+    n_group, topk_group = count(config, "n_group", 1), count(config, "topk_group", 1)
     return partial(routers.deepseek_v2, k=k, scale=scale, n_group=n_group, topk_group=topk_group)
 
 
@@ -127,20 +136,22 @@ def topk_sigmoid(config: Config, k: int, bias: F32 | None) -> Router:
 def dbrx(config: Config, k: int, bias: F32 | None) -> Router:
     """Softmax, top k, divided by an L_p norm."""
     ffn_config = config.get("ffn_config")
-    p = ffn_config.get("moe_normalize_expert_weights", 1.0) if isinstance(ffn_config, Mapping) else 1.0
-    return partial(routers.softmax_norm, k=k, p=None if p is None else float(p))
+    given = ffn_config if isinstance(ffn_config, Mapping) else {}
+    if given.get("moe_normalize_expert_weights", 1.0) is None:
+        return partial(routers.softmax_norm, k=k, p=None)
+    return partial(routers.softmax_norm, k=k, p=number(given, "moe_normalize_expert_weights", 1.0, above=0))
 
 
 def ernie(config: Config, k: int, bias: F32 | None) -> Router:
     """Softmax with a bias for the choice."""
     if bias is None:
         raise ValueError("this family's router needs e_score_correction_bias")
-    return partial(routers.ernie, k=k, bias=bias.reshape(-1), least=float(value_of(config, "moe_norm_min", 1e-12)))
+    return partial(routers.ernie, k=k, bias=bias.reshape(-1), least=number(config, "moe_norm_min", 1e-12))
 
 
 def sparsemixer(config: Config, k: int, bias: F32 | None) -> Router:
     """Phi-3.5-MoE's two rounds."""
-    return partial(routers.sparsemixer, k=k, jitter=float(value_of(config, "router_jitter_noise", 0.01)))
+    return partial(routers.sparsemixer, k=k, jitter=number(config, "router_jitter_noise", 0.01))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +172,18 @@ class Sigmoid:
         if bias is None and self.bias:
             raise ValueError("this family's router needs e_score_correction_bias")
 
-        def get(key: str, default: Any) -> Any:
-            return needed(config, key) if default is None else value_of(config, key, default)
+        def get(read: Callable[..., Any], key: str, default: Any) -> Any:
+            if default is None:
+                needed(config, key)
+            return read(config, key, default)
 
-        n_group, topk_group = (1, 1) if self.groups is None else (int(get(*each)) for each in self.groups)
+        n_group, topk_group = (1, 1) if self.groups is None else (get(count, *each) for each in self.groups)
         return partial(
             routers.deepseek_v3,
             k=k,
             bias=bias,
-            scale=1.0 if self.scale is None else float(get(*self.scale)),
-            renormalise=True if self.renormalise is None else bool(get(*self.renormalise)),
+            scale=1.0 if self.scale is None else get(number, *self.scale),
+            renormalise=True if self.renormalise is None else get(truth, *self.renormalise),
             n_group=n_group,
             topk_group=topk_group,
             least=self.least,

@@ -22,13 +22,15 @@ _EMBEDDING = "model.embed_tokens.weight"
 
 
 class Named(ByName):
-    """The tensors of `trunk` under other names: `names` says which is which."""
+    """The tensors of `trunk` under other names: `names` says which is which. `asked` has those that anyone wanted."""
 
     def __init__(self, trunk: Mapping[str, Array], names: Mapping[str, str]) -> None:
-        self._trunk, self._names = trunk, names
+        self._trunk, self._names, self.asked = trunk, names, set[str]()
 
     def __getitem__(self, name: str) -> Array:
-        return self._trunk[self._names[name]]
+        array = self._trunk[self._names[name]]
+        self.asked.add(name)
+        return array
 
 
 def hub_names(names: Iterable[str], format: str) -> dict[str, str]:

@@ -70,11 +70,18 @@ class Detokenizer:
 
 
 def eos_of(layout: Layout) -> frozenset[int]:
-    """Return the tokens that end a text: of generation_config.json beside the files, and of the config."""
+    """Return the tokens that end a text: of generation_config.json beside the files, and of the config.
+
+    Raises
+    ------
+    CheckpointError
+        What stands there is no token, nor a list of them.
+    """
     metadata = layout.config.get("gguf")
     if layout.format == "gguf" and isinstance(metadata, dict):
-        return _ids(metadata.get("tokenizer.ggml.eos_token_id")) | _ids(metadata.get("tokenizer.ggml.eot_token_id"))
-    found = _ids(config_value(layout.config, "eos_token_id"))
+        keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+        return frozenset().union(*(_ids("the file", key, metadata.get(key)) for key in keys))
+    found = _ids("config.json", "eos_token_id", config_value(layout.config, "eos_token_id"))
     path = os.path.join(os.path.dirname(layout.files[0]), "generation_config.json") if layout.files else ""
     if os.path.isfile(path):
         with open(path, encoding="utf-8-sig") as file:
@@ -83,11 +90,13 @@ def eos_of(layout: Layout) -> frozenset[int]:
             except (ValueError, RecursionError) as error:
                 raise CheckpointError(f"{path}: not JSON ({error})") from None
         if isinstance(top, dict):
-            found |= _ids(top.get("eos_token_id"))
+            found |= _ids(path, "eos_token_id", top.get("eos_token_id"))
     return found
 
 
-def _ids(value: Any) -> frozenset[int]:
+def _ids(where: str, key: str, value: Any) -> frozenset[int]:
     """Return an id, or a list of them, or nothing."""
-    values = value if isinstance(value, list) else [value]
-    return frozenset(each for each in values if isinstance(each, int) and not isinstance(each, bool))
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if any(not isinstance(each, int) or isinstance(each, bool) for each in values):
+        raise CheckpointError(f"{where}: {key} is {value!r}, neither a token nor a list of tokens")
+    return frozenset(values)
