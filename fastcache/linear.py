@@ -88,6 +88,8 @@ def linear(x: ArrayLike, lease: Arrays, name: str) -> NDArray[np.float32]:
         Codes and scales do not fit each other (MissingTensor: a tensor that belongs to them is not there).
     ValueError
         The shapes do not fit; the message gives both.
+    TypeError
+        `lease` is an array, and not what has one under `name`.
 
     Notes
     -----
@@ -116,6 +118,8 @@ def linear(x: ArrayLike, lease: Arrays, name: str) -> NDArray[np.float32]:
             raise
         own = [label for label in encoded if label.startswith(f"{name}.")]
         raise _cannot_decode(lease, name, own or encoded) from None
+    except IndexError:  # an array's
+        raise TypeError(f"linear: wants a lease or a mapping with {name!r}; got {type(lease).__name__}") from None
     if is_blocks(weight.dtype):
         return _times_blocks(x, lease, name, weight)
     # A lease's "gate" is its weight. Of "gate.weight", even in bfloat16, the scale beside it is a part.

@@ -87,6 +87,8 @@ def open(
     """
     if progress is not None and not callable(progress):
         raise TypeError(f"progress is a callable or None; got {progress!r}")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name is a string or None; got {name!r}")
     settings = resolve(
         budget=budget,
         policy=policy,

@@ -6,6 +6,7 @@ Owns the guessing rules. Knows no store and no model: hidden states and routers 
 from __future__ import annotations
 
 import json
+import operator
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,6 +99,13 @@ class _Counted:
         return ()
 
 
+def _at_least_one(n: int) -> int:
+    number = operator.index(n)
+    if number < 1:
+        raise ValueError(f"n must be a number of experts, at least 1; got {n}")
+    return number
+
+
 class NullPredictor(_Counted):
     """Predicts nothing: the default, until evidence says otherwise."""
 
@@ -134,7 +142,7 @@ class RouterLookahead(_Counted):
 
     def __init__(self, n: int | None = None) -> None:
         super().__init__()
-        self.n = n
+        self.n = None if n is None else _at_least_one(n)
         self._routers: dict[int, tuple[Likely, int]] = {}
 
     def add_router(self, layer: int, likely: Likely, top_k: int) -> None:
@@ -171,7 +179,7 @@ class HotList(_Counted):
         super().__init__()
         if not half_life > 0:
             raise ValueError(f"half_life must be tokens > 0; got {half_life!r}")
-        self.fingerprint, self.half_life, self.n = fingerprint, float(half_life), n
+        self.fingerprint, self.half_life, self.n = fingerprint, float(half_life), _at_least_one(n)
         self._heat: dict[int, NDArray[np.float64]] = {}  # per layer [experts seen so far], all faded to its last token
 
     def _learn(self, layer: int, experts: NDArray[np.int64]) -> None:
@@ -242,7 +250,8 @@ class HotList(_Counted):
             if any(heat.ndim != 1 or not np.isfinite(heat).all() for heat in hot._heat.values()):
                 raise ValueError("heat must be lists of numbers")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise HotListError(f"{path}: no hot list, or a damaged one: {error}") from error
+            why = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise HotListError(f"{path}: no hot list, or a damaged one: {why}") from error
         if hot.fingerprint != fingerprint:
             raise CheckpointMismatch(
                 f"{path}: made with another checkpoint (fingerprint {hot.fingerprint}, this one has {fingerprint}); "

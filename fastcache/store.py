@@ -6,6 +6,7 @@ Owns what the public calls mean: keys, budgets, fallbacks and their reasons, err
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import threading
 import weakref
@@ -158,7 +159,8 @@ class ExpertStore(Server):
         for number, count in self._inventory.layers:
             if number == layer:
                 return range(count)
-        raise self._error(-2, layer, None, None, 0, 0, 0)
+        self._key(layer, 0)  # raises, as for every key that is none
+        return range(0)
 
     def __len__(self) -> int:
         return int(self._inventory.exists.sum())
@@ -318,7 +320,7 @@ class ExpertStore(Server):
 
     def mark_token(self, n: int = 1) -> None:
         """Say that what is requested from here on is for the next n tokens (of a prompt, say), in a recording."""
-        recording.mark_token(self, n)
+        recording.mark_token(self, operator.index(n))
 
     # ---- ends
 

@@ -82,12 +82,12 @@ def warm(store: _Store, keys: Iterable[tuple[int, int]] | None, progress: Progre
     return Warmed(len(became) - count("resident") - count("no_room"), count("resident"), count("no_room"))
 
 
-def _keys(keys: object) -> Iterator[ExpertKey]:
+def _keys(keys: object, what: str = "keys") -> Iterator[ExpertKey]:
     if not isinstance(keys, Iterable) or isinstance(keys, (str, bytes)):
-        raise TypeError(f"keys is an iterable of (layer, expert), or None; got {keys!r}")
+        raise TypeError(f"{what} is an iterable of (layer, expert), or None; got {keys!r}")
     for key in keys:
         if not isinstance(key, tuple) or len(key) != 2:
-            raise TypeError(f"keys is an iterable of (layer, expert), or None; it has {key!r}")
+            raise TypeError(f"{what} is an iterable of (layer, expert), or None; it has {key!r}")
         yield ExpertKey(*key)
 
 
@@ -106,8 +106,8 @@ def filling(store: _Store) -> list[ExpertKey]:
 
 
 def _in_turn(store: _Store) -> Iterator[ExpertKey]:
-    for key in store.hot_list or ():
-        yield ExpertKey(*key)
+    if store.hot_list is not None:
+        yield from _keys(store.hot_list, "hot_list")
     experts = {layer: store.experts(layer) for layer in store.layers}
     for expert in range(max(map(len, experts.values()), default=0)):
         for layer in experts:

@@ -1,6 +1,7 @@
 """Wrong values are refused where they are given: by name, in one line, and never taken for the default."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from fastcache.curve import LiveCurve
 from fastcache.errors import CheckpointError, CheckpointNotFound, InvalidBudget, InvalidSource, TraceError
 from fastcache.fixture import DemoShape, write_demo_checkpoint
 from fastcache.moe import Speculator, load_block
+from fastcache.predictors import HotList, RouterLookahead
 from fastcache.traces import read, write_trace
 
 
@@ -205,3 +207,54 @@ def test_a_live_curve_prints_as_a_short_table():
         ["lru", "2", "experts", "2.0", "MiB", "25.0%"],
         ["lru", "4", "experts", "4.0", "MiB", "50.0%"],
     ]
+
+
+MISTAKES = {
+    "a layer that is text": (lambda store: store.experts("a"), TypeError, "layer must be an integer; got 'a' (str)"),
+    "a name that is a number": (
+        lambda store: fastcache.open("x", name=5),
+        TypeError,
+        "name is a string or None; got 5",
+    ),
+    "half a token": (lambda store: store.mark_token(1.5), TypeError, "'float' object cannot be interpreted as"),
+    "an array for a lease": (
+        lambda store: fastcache.linear(np.ones(4), np.ones((2, 4)), "gate"),
+        TypeError,
+        "wants a lease or a mapping with 'gate'; got ndarray",
+    ),
+    "text for bytes": (
+        lambda store: fastcache.MemorySource({(0, 3): "abc"}),
+        TypeError,
+        "expert (0, 3): wants a bytes-like object; got str",
+    ),
+    "a list of experts": (
+        lambda store: fastcache.MemorySource([b"abc"]),
+        TypeError,
+        "wants a mapping of (layer, expert) to buffers; got list",
+    ),
+    "a list of ranges": (
+        lambda store: fastcache.FileRangeSource([], [(0, 1)]),
+        TypeError,
+        "wants a mapping of (layer, expert) to ranges; got list",
+    ),
+    "no experts to look ahead for": (lambda store: RouterLookahead(0), ValueError, "at least 1; got 0"),
+    "fewer than no experts": (lambda store: HotList("x", n=-1), ValueError, "at least 1; got -1"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_called_what_it_is(experts, mistake):
+    call, error, says = MISTAKES[mistake]
+    with (
+        fastcache.open(experts.source, "all", engine="pread") as store,
+        pytest.raises(error, match=re.escape(says)),
+    ):
+        call(store)
+
+
+@pytest.mark.parametrize(("hot", "says"), [(5, "or None; got 5"), ([3], "or None; it has 3"), ("ab", "got 'ab'")])
+def test_a_hot_list_that_is_none_is_called_so(experts, hot, says):
+    with fastcache.open(experts.source, "all", engine="pread") as store:
+        store.hot_list = hot
+        with pytest.raises(TypeError, match=f"hot_list is an iterable .*{says}"):
+            store.warm()

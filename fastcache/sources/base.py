@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from fastcache.errors import InvalidSource
 from fastcache.keys import ExpertKey
@@ -74,6 +74,13 @@ class ReadSource(ExpertSource, Protocol):
         acquire, and is its `__cause__`.
         """
         ...
+
+
+def mapping(given: object, what: str) -> Mapping[Any, Any]:
+    """Return `given` if it is a mapping; a TypeError that says what it should map."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"wants a mapping of (layer, expert) to {what}; got {type(given).__name__}")
+    return given
 
 
 def as_key(key: object) -> ExpertKey:

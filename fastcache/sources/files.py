@@ -10,7 +10,7 @@ from typing import Any
 
 from fastcache.errors import CheckpointError, CheckpointNotFound, CheckpointTruncated, InvalidRange
 from fastcache.keys import ExpertKey
-from fastcache.sources.base import Extent, as_key
+from fastcache.sources.base import Extent, as_key, mapping
 
 PathLike = str | os.PathLike[str]
 
@@ -58,7 +58,7 @@ class FileRangeSource:
         given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         self._sizes = {os.path.abspath(os.fsdecode(path)): _file_size(os.fsdecode(path)) for path in given}
         self.top_k = top_k
-        self._extents = {as_key(key): self._checked(key, each) for key, each in ranges.items()}
+        self._extents = {as_key(key): self._checked(key, each) for key, each in mapping(ranges, "ranges").items()}
 
     def keys(self) -> Sequence[ExpertKey]:
         """Return every expert's key, in the order of `ranges`."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastcache.keys import ExpertKey
-from fastcache.sources.base import as_key
+from fastcache.sources.base import as_key, mapping
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -34,7 +34,7 @@ class MemorySource:
 
     def __init__(self, experts: Mapping[Any, Buffer], *, top_k: int | None = None) -> None:
         self.top_k = top_k
-        self._bytes = {as_key(key): _as_bytes(key, buffer) for key, buffer in experts.items()}
+        self._bytes = {as_key(key): _as_bytes(key, buffer) for key, buffer in mapping(experts, "buffers").items()}
 
     def keys(self) -> Sequence[ExpertKey]:
         """Return every expert's key, in the order of the mapping."""
@@ -53,7 +53,10 @@ class MemorySource:
 
 
 def _as_bytes(key: Any, buffer: Buffer) -> memoryview:
-    view = memoryview(buffer)
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        raise TypeError(f"expert {tuple(key)}: wants a bytes-like object; got {type(buffer).__name__}") from None
     if not view.c_contiguous:
         raise TypeError(f"expert {tuple(key)}: its buffer is not C-contiguous; give numpy.ascontiguousarray(...) of it")
     return view.toreadonly().cast("B") if view.nbytes else memoryview(b"")
