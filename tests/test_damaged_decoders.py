@@ -7,12 +7,18 @@ import numpy as np
 import pytest
 from altered import altered, altered_gguf
 from recorded import case, gguf_case, recorded
+from trunks import tensors_of
 
 from fastcache import moe
 from fastcache.errors import CheckpointError, CheckpointTruncated, FastcacheError, MissingTensor, UnsupportedCheckpoint
 
 NAN, INF = float("nan"), float("inf")
 LAYER = "model.layers.0."
+
+
+def narrower(array):
+    """Of the 64 numbers of a hidden state, all but two."""
+    return array[:-2] if len(array) == 64 else array[:, :-2]
 
 
 def with_one(value):
@@ -128,6 +134,23 @@ def test_shapes_of_a_layer_fit_each_other_or_are_refused_at_load(tmp_path, name,
     path = altered(case("qwen3_moe") / "f32", tmp_path / "model", tensors={name: change})
     with pytest.raises(CheckpointError, match="shape|stored"):
         moe.load(path)
+
+
+@pytest.mark.parametrize(
+    ("family", "names", "change", "said"),
+    [
+        ("mixtral", r".*experts\.\d+\.w[123]\.weight", narrower, "experts: 'gate' has shape"),  # by themselves they fit
+        ("deepseek_v3", r".*shared_experts\.up_proj\.weight", lambda a: a[:-1], "shared expert: 'up' has shape"),
+        ("deepseek_v3", r".*shared_experts\.down_proj\.weight", lambda a: a[:, :-1], "shared expert: 'down' has shape"),
+    ],
+)
+def test_experts_that_could_not_be_multiplied_by_are_refused_at_load(tmp_path, family, names, change, said):
+    source = case(family) / "bf16"
+    tensors = {name: change for name in tensors_of(source) if re.fullmatch(names, name)}
+    path = altered(source, tmp_path / "model", tensors=tensors)
+    for experts in ("stream", "resident"):
+        with pytest.raises(UnsupportedCheckpoint, match=said):
+            moe.load(path, experts=experts)
 
 
 @pytest.mark.parametrize("key", ["q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"])

@@ -6,6 +6,7 @@ from recorded import assert_close, case, recorded
 
 from fastcache import moe
 from fastcache.errors import CheckpointNotFound
+from fastcache.moe import attention
 from fastcache.moe.decoder import DECODERS
 
 FAMILIES = (
@@ -83,6 +84,28 @@ def test_streaming_equals_resident_bit_for_bit(family, engine):
                     stats = model.store.stats(phases=True)
                     assert stats.misses > 0 and stats.phases["decode"].requests > 0
                     assert stats.phases["prefill"].requests > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_in_pieces_gives_the_logits_of_the_prompt_at_once(family):
+    data = recorded(case(family))
+    ids = data["input_ids"]
+    with moe.load(case(family) / "f32", experts="resident") as model:
+        for pieces in ((1,) * len(ids), (5, 1, 6), (len(ids) - 1, 1), (2, 7, 3)):  # windows of 6 begin within them
+            cache, at, parts = model.new_cache(), 0, []
+            for n in pieces:
+                parts.append(model.forward(ids[at : at + n], cache))
+                at += n
+            assert_close(np.concatenate(parts), data["logits"])
+
+
+@pytest.mark.parametrize("most", [1, 100, 150])
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
+def test_few_scores_at_a_time_give_the_same(family, most, monkeypatch):
+    monkeypatch.setattr(attention, "SCORES", most)  # queries go by ones, by twos, by threes
+    data = recorded(case(family))
+    with moe.load(case(family) / "f32", experts="resident") as model:
+        assert_close(model.forward(data["input_ids"]), data["logits"])
 
 
 def test_every_decoder_has_a_recorded_case():

@@ -199,7 +199,44 @@ def _embedding(source):
 def test_biases_of_experts_that_the_family_has_not_are_refused(tmp_path):
     bias = np.ones((4, 256), np.float32)
     path = altered_gguf(gguf_case("qwen3moe-q2_k"), tmp_path / "model.gguf", tensors={"blk.0.ffn_gate_exps.bias": bias})
-    refused(path, "gate.bias")
+    refused(path, "without gate.bias, and expert 0 has one that is not zero")
+
+
+def test_biases_of_zeros_are_passed_over_as_some_quantisers_write_them(tmp_path):
+    source = gguf_case("qwen3moe-q2_k")
+    tensors = {
+        "blk.0.ffn_gate_exps.bias": np.zeros((4, 256), np.float32),
+        "blk.0.attn_output.bias": np.zeros(256, np.float32),
+        "output.bias": np.zeros(288, np.float32),
+    }
+    path = altered_gguf(source, tmp_path / "model.gguf", tensors=tensors)
+    assert_close(forward(path, recorded(source)["input_ids"]), recorded(source)["logits"])
+
+
+def test_the_multipliers_of_granite_are_those_of_its_weights(tmp_path):
+    """What a multiplier does to a sum, a weight of that many times the size does too; powers of two keep every bit."""
+    source, ids = case("granitemoe") / "f32", recorded(case("granitemoe"))["input_ids"]
+    multipliers = {
+        "embedding_multiplier": 4.0,
+        "residual_multiplier": 0.25,
+        "attention_multiplier": 0.5,
+        "logits_scaling": 8.0,
+    }
+    layers = [f"model.layers.{n}." for n in range(2)]
+    times = {"model.embed_tokens.weight": 4, "lm_head.weight": 0.125}
+    times |= {f"{layer}self_attn.q_proj.weight": 0.5 for layer in layers}
+    times |= {f"{layer}self_attn.o_proj.weight": 0.25 for layer in layers}
+    times |= {f"{layer}block_sparse_moe.output_linear.weight": 0.25 for layer in layers}
+    scaled = {name: (lambda array, by=by: array * np.float32(by)) for name, by in times.items()}
+    got = forward(altered(source, tmp_path / "said", multipliers), ids)
+    wanted = forward(altered(source, tmp_path / "done", tensors=scaled), ids)
+    assert got.tobytes() == wanted.tobytes()
+    assert np.abs(got - recorded(case("granitemoe"))["logits"]).max() > 0.1
+
+
+def test_an_embedding_whose_numbers_need_a_scale_is_refused(tmp_path):
+    tensors = {"model.embed_tokens.weight_scale": np.full((128, 1), 2, np.float32)}
+    refused(altered(case("mixtral") / "bf16", tmp_path / "model", tensors=tensors), "embed_tokens.weight' is stored as")
 
 
 @pytest.mark.parametrize(
@@ -292,6 +329,12 @@ def test_frequency_factors_divide_the_frequencies_of_llama_files(tmp_path):
 def test_frequency_factors_that_cannot_be_are_refused(tmp_path, factors, said):
     path = altered_gguf(gguf_case("llama-q4_0"), tmp_path / "model.gguf", tensors={"rope_freqs.weight": factors})
     refused(path, said, CheckpointError)
+
+
+def test_two_norms_where_a_decoder_has_one_are_refused(tmp_path):
+    tensors = {"blk.1.post_attention_norm.weight": np.ones(64, np.float32)}
+    path = altered_gguf(gguf_case("llama-q4_0"), tmp_path / "model.gguf", tensors=tensors)
+    refused(path, r"has 'blk\.1\.ffn_norm.weight' and 'blk\.1\.post_attention_norm.weight'")
 
 
 def test_frequency_factors_of_other_architectures_are_refused(tmp_path):

@@ -20,6 +20,7 @@ from fastcache.layout.build import build_layout
 from fastcache.layout.record import Layout, Record
 from fastcache.linear import linear
 from fastcache.moe.arrival import Experts, arriving
+from fastcache.moe.experts import check_biases, check_shapes
 from fastcache.moe.families import Ffn, Forward, forward_of, top_k_of
 from fastcache.moe.gate import Gate
 from fastcache.moe.latent import LatentSpace, load_latent
@@ -216,6 +217,7 @@ def load_block(
     located = layer_experts(layout, layer)
     for record in located.records:
         _check_decodable(record, layout.family, row)
+    check_biases(layout, located, row.roles, takes_biases(row.ffn))
     top_k = top_k_of(layout, layer)
     if not top_k or top_k > len(located):
         raise UnsupportedCheckpoint(f"config.json: top-k is {top_k} and the layer has {len(located)} experts")
@@ -249,6 +251,13 @@ def load_block(
             shared = {role: layer_tensor(layout, layer, name) for role, name in names.items()}
         else:
             shared = labelled(trunk, {role: weight_name(layout, layer, name) for role, name in names.items()})
+    latent = load_latent(layout, layer, row)
+    hidden = router_weight.shape[1]
+    for record in located.records:
+        arrays = hollow((view.label, view.dtype, view.shape) for view in record.views)
+        check_shapes(f"layer {layer}: experts", arrays, row.roles, hidden if latent is None else latent.width)
+    if shared is not None:
+        check_shapes(f"layer {layer}: the shared expert", shared, row.roles, hidden)
     return MoEBlock(
         layer=layer,
         family=layout.family,
@@ -260,7 +269,7 @@ def load_block(
         shared_gate=None if shared is None else _as_row(optional(row.shared_gate)),
         speculator=speculator,
         weighs_input=row.weighs_input,
-        latent=load_latent(layout, layer, row),
+        latent=latent,
         names=row.names(layout.config),
     )
 
@@ -292,13 +301,7 @@ def _check_names(layout: Layout, layer: int, row: Forward) -> None:
 
 def _check_decodable(record: Record, family: str, row: Forward) -> None:
     arrays = hollow((view.label, view.dtype, view.shape) for view in record.views)
-    biased = takes_biases(row.ffn)
     for role in row.roles:
-        if biased is not None and (f"{role}.bias" in arrays) != biased:
-            raise UnsupportedCheckpoint(
-                f"the NumPy forward of {family!r} computes {'with' if biased else 'without'} {role}.bias, and these "
-                f"experts have {'none' if biased else 'it'}; use fastcache.open and your own"
-            )
         try:
             check_decodable(arrays, role)
         except UnsupportedCheckpoint as error:

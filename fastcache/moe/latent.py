@@ -39,6 +39,7 @@ class LatentSpace:
 
     def __init__(self, down: F32, up: F32, norm: RmsNorm | None = None) -> None:
         self._weights, self._norm = {"down": down, "up": up}, norm
+        self.width = len(down)  # what an expert takes and gives
 
     def enter(self, x: F32) -> F32:
         """Return what the experts are given: x [T, H] -> [T, latent]."""

@@ -29,6 +29,7 @@ from fastcache.moe.unused import check_used
 from fastcache.moe.values import count, number
 from fastcache.moe.weights import require
 from fastcache.quant.blocks import blocks_to_float32, is_blocks
+from fastcache.quant.coded import coded_weight
 from fastcache.quant.floats import is_plain, to_float32
 from fastcache.store import ExpertStore
 from fastcache.trunk import Trunk
@@ -76,9 +77,12 @@ class Model:
         names = hub_names(stored, layout.format)
         self._tensors = tensors = Named(stored, names)
         self._embedding = f"{row.embedding}.weight"
-        self._rows = Named(trunk, names)  # rows of the embedding are taken as stored: a few are converted, not all
+        stored_names = hub_names(trunk, layout.format)
+        self._rows = Named(trunk, stored_names)  # rows of the embedding are taken as stored: a few are converted
         self.hidden, self.layers = count(self.config, "hidden_size"), count(self.config, "num_hidden_layers")
         self.vocabulary, width = require(self._rows, self._embedding)
+        if coded_weight(self._rows, self._embedding) is not None:
+            raise UnsupportedCheckpoint(f"{self._embedding!r} is stored as codes with scales, of which no row is taken")
         if width != self.hidden:
             raise UnsupportedCheckpoint(
                 f"{self._embedding!r} has shape {(self.vocabulary, width)}; hidden_size is {self.hidden}"
@@ -95,7 +99,12 @@ class Model:
         ]
         used = tensors.asked.union({self._embedding}, *(layer.moe_names for layer in self._layers))
         check_used(
-            hub_names(trunk, layout.format), used, self.layers, drafts_of(self.config), gguf=layout.format == "gguf"
+            stored_names,
+            used,
+            self.layers,
+            drafts_of(self.config),
+            gguf=layout.format == "gguf",
+            trunk=trunk,
         )
         self._rows_kept = [layer.attention.rows for layer in self._layers]
         self._checkpoint = (layout.files, layout.identities)

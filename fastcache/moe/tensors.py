@@ -1,6 +1,6 @@
 """A trunk as a decoder asks for it: by the hub's names, and converted once where memory is no question.
 
-Owns `Named` and `ResidentTrunk`. Imports layout (GGUF's names), quant, trunk.
+Owns `Named` and `ResidentTrunk`. Imports errors, layout (GGUF's names), quant, trunk.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcache.errors import UnsupportedCheckpoint
 from fastcache.layout.gguf_decoder import hub_name
 from fastcache.quant.blocks import blocks_to_float32, is_blocks
 from fastcache.quant.coded import coded_weight, plain_name
@@ -34,14 +35,24 @@ class Named(ByName):
 
 
 def hub_names(names: Iterable[str], format: str) -> dict[str, str]:
-    """Return {the hub's name: on-disk name}: GGUF's are others, and multimodal checkpoints have a prefix."""
+    """Return {the hub's name: on-disk name}: GGUF's are others, and multimodal checkpoints have a prefix.
+
+    Raises
+    ------
+    UnsupportedCheckpoint
+        Two tensors of a GGUF file would have one name: a layer with a norm before and one after.
+    """
     names = list(names)
     if format == "gguf":
-        return {hub_name(name): name for name in names}
-    found = [name.removesuffix(_EMBEDDING) for name in names if name.endswith(f".{_EMBEDDING}")]
-    if len(found) != 1 or _EMBEDDING in names:
+        found = {hub_name(name): name for name in names}
+        if twice := sorted(set(names) - set(found.values())):
+            other = found[hub_name(twice[0])]
+            raise UnsupportedCheckpoint(f"the file has {twice[0]!r} and {other!r}, of which a decoder here knows one")
+        return found
+    prefixes = [name.removesuffix(_EMBEDDING) for name in names if name.endswith(f".{_EMBEDDING}")]
+    if len(prefixes) != 1 or _EMBEDDING in names:
         return {name: name for name in names}
-    return {name.removeprefix(found[0]): name for name in names}
+    return {name.removeprefix(prefixes[0]): name for name in names}
 
 
 class ResidentTrunk(ByName):

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Set
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fastcache.errors import UnsupportedCheckpoint
 from fastcache.layout.families import MTP_PREFIX
@@ -31,7 +34,9 @@ _LAYER: Final = re.compile(r"(?:model\.layers|blk)\.([0-9]+)\..*")
 _MOST_SHOWN: Final = 3
 
 
-def check_used(names: Mapping[str, str], used: Set[str], layers: int, drafts: int, *, gguf: bool) -> None:
+def check_used(
+    names: Mapping[str, str], used: Set[str], layers: int, drafts: int, *, gguf: bool, trunk: Mapping[str, NDArray[Any]]
+) -> None:
     """Refuse a checkpoint with tensors of the decoder that nothing computes with.
 
     Parameters
@@ -45,6 +50,8 @@ def check_used(names: Mapping[str, str], used: Set[str], layers: int, drafts: in
         Layers of the decoder; layers behind them that only draft tokens.
     gguf : bool
         All of a GGUF file is the decoder's; a safetensors checkpoint may have others beside it, under their own roots.
+    trunk : mapping of str to ndarray
+        The tensors by on-disk name. A bias of zeros is harmless: some quantisers write one beside every weight.
 
     Raises
     ------
@@ -57,6 +64,7 @@ def check_used(names: Mapping[str, str], used: Set[str], layers: int, drafts: in
         if name not in used
         and not _is_harmless(name, used, layers, drafts)
         and (gguf or name.startswith(("model.", "lm_head.")))
+        and not (name.endswith(".bias") and not trunk[disk].view(np.uint8).any())
     )
     if more:
         shown = ", ".join(more[:_MOST_SHOWN]) + (f" and {len(more) - _MOST_SHOWN} more" if len(more) > 3 else "")
