@@ -63,7 +63,8 @@ def linear(x: ArrayLike, lease: Arrays, name: str) -> NDArray[np.float32]:
         * float8 or int8 codes with "gate.weight_scale_inv", ".weight_scale" or ".scale": per block (DeepSeek-V3, Kimi
           K2), edges cut off as they are, per row, per group of columns, or one;
         * MXFP4 as gpt-oss ("gate.blocks", "gate.scales") or compressed-tensors ("gate.weight_packed",
-          "gate.weight_scale") has it, and NVFP4 with its "gate.weight_global_scale";
+          "gate.weight_scale") has it, and NVFP4 with its "gate.weight_global_scale", or as ModelOpt has it
+          ("gate.weight", "gate.weight_scale", "gate.weight_scale_2");
         * integers of 4 or 8 bits packed into int32 ("gate.weight_packed", with "gate.weight_shape", and
           "gate.weight_zero_point" where it is not symmetric);
         * GPTQ's integers of 2, 4 or 8 bits ("gate.qweight", ".qzeros", ".scales", and ".g_idx" where the inputs are in
