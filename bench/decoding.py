@@ -27,8 +27,8 @@ from fastcache.quant.floats import widen
 GGML = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 
 
-def marked(codes, dtype, *scheme):
-    return codes.view(carrier(np.dtype(dtype), (Scheme(*scheme),)))
+def marked(codes, dtype, *scheme, **more):
+    return codes.view(carrier(np.dtype(dtype), (Scheme(*scheme, **more),)))
 
 
 def forms(n_out, n_in):
@@ -81,6 +81,16 @@ def forms(n_out, n_in):
             **int4,
         },
     }
+    turned, grouped = bits(n_in // 8, 4 * n_out).view(np.int32), np.arange(n_in, dtype=np.int32) // 128
+    qweight = {
+        "up.qzeros": np.full((n_in // 128, n_out // 8), 0x77777777, np.int32),
+        "up.scales": scales(n_in // 128, n_out, dtype=np.float16),
+    }
+    gptq = {"up.qweight": marked(turned, np.int32, (1, 128), 4, packing="gptq"), **qweight}
+    found["GPTQ, groups of 128"] = {**gptq, "up.g_idx": grouped}
+    found["GPTQ, groups of 128, act-order"] = {**gptq, "up.g_idx": rng.permutation(grouped)}
+    awq = bits(n_in, n_out // 2).view(np.int32)
+    found["AWQ, groups of 128"] = {"up.qweight": marked(awq, np.int32, (1, 128), 4, packing="awq"), **qweight}
     for name in GGML:
         block = ggml.blocks()[name]
         raw = bits(n_out, n_in // block.elements * block.nbytes) & 0xBB
@@ -107,7 +117,7 @@ def main():
     args = parser.parse_args()
     n_out, n_in = args.shape
     step = max(1, BLOCK_BYTES // (4 * n_in))
-    block = np.empty((step, n_in), np.float32)
+    block = np.empty(max(step * n_in, BLOCK_BYTES // 4), np.float32)
     x = np.random.default_rng(1).standard_normal((1, n_in), np.float32)
     arms = {}
     for name, arrays in forms(n_out, n_in).items():
@@ -115,8 +125,16 @@ def main():
 
         def decode(fill=fill):
             for first in range(0, n_out, step):
-                fill(first, block[: min(step, n_out - first)])
+                n = min(step, n_out - first)
+                fill(first, block[: n * n_in].reshape(n, n_in))
 
+        def decode_tiles(arrays=arrays):
+            turned = coded_weight(arrays, "up")
+            for top, left, height, width in turned.tiles(BLOCK_BYTES):
+                turned.fill(top, left, block[: height * width].reshape(height, width))
+
+        if "up.qweight" in arrays:
+            decode = decode_tiles
         arms[name] = {"decode": decode, "linear": lambda arrays=arrays: linear(x, arrays, "up")}
     rates = {name: {arm: [] for arm in each} for name, each in arms.items()}
     with Steal() as steal, np.errstate(all="ignore"):

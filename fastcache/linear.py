@@ -63,7 +63,8 @@ def linear(x: ArrayLike, lease: Arrays, name: str) -> NDArray[np.float32]:
         * float8 or int8 codes with "gate.weight_scale_inv", ".weight_scale" or ".scale": per block (DeepSeek-V3, Kimi
           K2), edges cut off as they are, per row, per group of columns, or one;
         * MXFP4 as gpt-oss ("gate.blocks", "gate.scales") or compressed-tensors ("gate.weight_packed",
-          "gate.weight_scale") has it, and NVFP4 with its "gate.weight_global_scale";
+          "gate.weight_scale") has it, and NVFP4 with its "gate.weight_global_scale", or as ModelOpt has it
+          ("gate.weight", "gate.weight_scale", "gate.weight_scale_2");
         * integers of 4 or 8 bits packed into int32 ("gate.weight_packed", with "gate.weight_shape", and
           "gate.weight_zero_point" where it is not symmetric);
         * GPTQ's integers of 2, 4 or 8 bits ("gate.qweight", ".qzeros", ".scales", and ".g_idx" where the inputs are in
@@ -100,8 +101,7 @@ def linear(x: ArrayLike, lease: Arrays, name: str) -> NDArray[np.float32]:
     the result the call holds at most 3 MiB, or 6 bytes per element of a row that is longer than a block; and for a
     weight that is stored as [in, out] the size of the result once more. GGML's blocks take 2 MiB, and what
     dequantising 16 rows takes: up to about 25 bytes per element of those. Codes with scales take 2 MiB and at most
-    1 MiB to decode them with; those of GPTQ and AWQ at least the columns of a word, and two float32 more for each
-    group of a column. NumPy's own bfloat16 product is more than ten times slower.
+    1 MiB to decode them with. NumPy's own bfloat16 product is more than ten times slower.
 
     The bits of the result depend on x, the weight's values, dtype and strides, and BLAS with its thread count; not
     on where the weight lies, nor on other threads calling this. Safe to call from any number of threads.
@@ -167,20 +167,21 @@ def _times_blocks(x: ArrayLike, lease: Arrays, name: str, weight: NDArray[Any]) 
 
 
 def _times_codes(x: ArrayLike, name: str, coded: Coded | Turned) -> NDArray[np.float32]:
-    """Multiply by codes: a block of rows at a time; of those stored as [in, out], the rows are a block's columns."""
+    """Multiply by codes: a block of rows at a time; a tile at a time of those that are stored as [in, out]."""
     if isinstance(coded, Coded):
         return _times_rows(x, name, coded.shape, coded.fill)
     x, rows = _checked(x, name, coded.shape)
-    n_out, n_in = coded.shape
-    y = np.zeros((len(rows), n_out), np.float32)
-    if y.size and n_in:
-        step = min(n_out, max(1, BLOCK_BYTES // (4 * n_in * coded.step)) * coded.step)
-        _scratch.reserve(step * n_in, halves=False)
-        for first in range(0, n_out, step):
-            count = min(step, n_out - first)
-            block = _scratch.floats[: n_in * count].reshape(n_in, count)
-            coded.fill(first, block)
-            np.matmul(rows, block, out=y[:, first : first + count])
+    y = np.zeros((len(rows), coded.shape[0]), np.float32)
+    if y.size:
+        for top, left, n_in, n_out in coded.tiles(BLOCK_BYTES):
+            _scratch.reserve(n_in * n_out, halves=False)
+            tile = _scratch.floats[: n_in * n_out].reshape(n_in, n_out)
+            coded.fill(top, left, tile)
+            some, into = rows[:, top : top + n_in], y[:, left : left + n_out]
+            if top:
+                into += some @ tile
+            else:
+                np.matmul(some, tile, out=into)
     return y if x.ndim == 2 else y[0]
 
 

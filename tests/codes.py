@@ -98,6 +98,21 @@ def nvfp4(rng, shape):
     return arrays, product(E2M1[codes], spread(scales, shape, (1, 16)))
 
 
+def nvfp4_of_modelopt(rng, shape):
+    """The same codes under other names, and the scales of a tensor are multiplied by one number."""
+    arrays, _ = nvfp4(rng, shape)
+    codes = np.stack([arrays["up.weight_packed"] & 15, arrays["up.weight_packed"] >> 4], 2).reshape(shape)
+    factor = np.float32(rng.random() * 0.01 + 0.0001)
+    scales = E4M3[arrays["up.weight_scale"].view(np.uint8)].astype(np.float32) * factor
+    named = {
+        "up.weight": arrays["up.weight_packed"],
+        "up.weight_scale": arrays["up.weight_scale"],
+        "up.weight_scale_2": np.array(factor),
+        "up.input_scale": np.array(0.5, np.float32),
+    }
+    return named, product(E2M1[codes], spread(scales, shape, (1, 16)))
+
+
 def pack_words(integers, bits):
     """Rows of integers from -2**(bits - 1) as words of 32 bits, the first in the lowest bits, the last padded."""
     per_word = 32 // bits
@@ -150,6 +165,7 @@ FORMS = {
     "MXFP4 of gpt-oss": lambda rng, n, m: mxfp4_blocks(rng, (n, -(-m // 32) * 32)),
     "MXFP4 packed": lambda rng, n, m: mxfp4_packed(rng, (n, -(-m // 32) * 32)),
     "NVFP4": lambda rng, n, m: nvfp4(rng, (n, -(-m // 2) * 2)),
+    "NVFP4 of ModelOpt": lambda rng, n, m: nvfp4_of_modelopt(rng, (n, -(-m // 2) * 2)),
     "int4": lambda rng, n, m: packed_integers(rng, (n, m), 32),
     "int4 with zero points": lambda rng, n, m: packed_integers(rng, (n, m), 12, symmetric=False),
     "int8 packed": lambda rng, n, m: packed_integers(rng, (n, m), 20, 8),

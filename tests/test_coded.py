@@ -6,7 +6,18 @@ import tracemalloc
 import ml_dtypes
 import numpy as np
 import pytest
-from codes import E4M3, E5M2, FORMS, float8, mxfp4_blocks, nvfp4, pack_words, packed_integers, product
+from codes import (
+    E4M3,
+    E5M2,
+    FORMS,
+    float8,
+    mxfp4_blocks,
+    nvfp4,
+    nvfp4_of_modelopt,
+    pack_words,
+    packed_integers,
+    product,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -209,6 +220,7 @@ def without(arrays, *labels):
 
 INT4, _ = packed_integers(np.random.default_rng(0), (16, 64), 32, symmetric=False)
 NVFP4, _ = nvfp4(np.random.default_rng(0), (16, 64))
+MODELOPT, _ = nvfp4_of_modelopt(np.random.default_rng(0), (16, 64))
 FP8, _ = float8(np.random.default_rng(0), (16, 64), (16, 16))
 REFUSED = carrier(np.dtype(np.int32), (Scheme(problem="quantization_config.quant_method is 'gptq'"),))
 
@@ -232,6 +244,11 @@ REFUSED = carrier(np.dtype(np.int32), (Scheme(problem="quantization_config.quant
         ({**FP8, "up.pre_quant_scale": np.ones(64, np.float32)}, UnsupportedCheckpoint, "a factor"),
         ({**NVFP4, "up.pre_quant_scale": np.ones(64, np.float32)}, UnsupportedCheckpoint, "a factor"),
         (without(NVFP4, "up.weight_global_scale"), MissingTensor, "weight_global_scale"),
+        (without(MODELOPT, "up.weight_scale_2"), MissingTensor, "weight_scale_2"),
+        ({**MODELOPT, "up.weight_scale_2": np.ones(2, np.float32)}, CheckpointError, "one number"),
+        ({**MODELOPT, "up.weight_global_scale": np.ones(1, np.float32)}, UnsupportedCheckpoint, "a factor"),
+        ({**MODELOPT, "up.pre_quant_scale": np.ones(64, np.float32)}, UnsupportedCheckpoint, "a factor"),
+        ({**NVFP4, "up.weight_scale_2": np.ones(1, np.float32)}, UnsupportedCheckpoint, "a factor"),
         ({**NVFP4, "up.weight_global_scale": np.ones(2, np.float32)}, CheckpointError, "one number"),
         ({**NVFP4, "up.weight_scale": np.ones((16, 4), np.float32)}, UnsupportedCheckpoint, "float32"),
         ({**FP8, "up.weight_scale": np.ones((1, 4), np.float32)}, UnsupportedCheckpoint, "one is wanted"),

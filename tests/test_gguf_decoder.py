@@ -84,6 +84,10 @@ def test_partial_rotation_is_the_quotient_of_two_lengths():
         ({}, "default"),
         ({"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, "default"),
         ({"rope__scaling__factor": 4.0}, "linear"),
+        ({"rope__scale_linear": 4.0}, "linear"),  # as files of 2023 have it
+        ({"rope__scaling__type": "linear"}, "default"),
+        ({"rope__scaling__factor": 0.0}, "default"),
+        ({"rope__scaling__factor": 0.0, "rope__scale_linear": 4.0}, "default"),
         ({"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}, "linear"),
         ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}, "yarn"),
         ({"rope__scaling__type": "longrope"}, "longrope"),
@@ -92,6 +96,7 @@ def test_partial_rotation_is_the_quotient_of_two_lengths():
 def test_kinds_of_rope(values, kind):
     found = rope_parameters(decoder_of_metadata(metadata("qwen3moe", **values), "qwen3_moe"))
     assert found["rope_type"] == kind and found["rope_theta"] == 10000.0
+    assert kind not in ("linear", "yarn") or found["factor"] == 4.0
 
 
 def test_deepseeks_sizes_and_scale():

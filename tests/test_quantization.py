@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from checkpoints import moe_dir, name_of, qwen
-from codes import float8, mxfp4_packed, nvfp4, packed_integers
+from codes import float8, mxfp4_packed, nvfp4, nvfp4_of_modelopt, packed_integers
 from recorded import SHARED, case
 
 import fastcache
@@ -44,6 +44,8 @@ def schemes(config, stored):
         ({"quant_method": "fbgemm_fp8"}, "F8_E4M3", ()),
         ({"quant_method": "mxfp4"}, "U8", ()),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "F8_E4M3", ()),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "U8", ()),
+        ({"quant_method": "modelopt_fp4", "quant_algo": "NVFP4"}, "U8", ()),
         (compressed([INT4]), "I32", (Scheme((1, 32), 4),)),
         (compressed([INT4]), "BF16", ()),
         (compressed([{**INT4, "symmetric": False, "group_size": 128}]), "I32", (Scheme((1, 128), 4, True),)),
@@ -198,6 +200,18 @@ def test_a_model_whose_layers_are_stored_in_seven_ways_is_the_same_from_a_store_
                 assert (
                     fastcache.linear(np.ones(twins[role].shape[1], np.float32), copies, role).tobytes() == y.tobytes()
                 )
+
+
+@pytest.mark.parametrize("method", ["modelopt", "modelopt_fp4"])
+def test_experts_of_modelopt_in_nvfp4_are_what_they_stand_for(method, tmp_path):
+    path, twin = write(tmp_path, [nvfp4_of_modelopt, plain], {"quant_method": method, "quant_algo": "NVFP4"})
+    x = np.random.default_rng(9).standard_normal((5, HIDDEN), np.float32)
+    with fastcache.open(path, "64K") as store:
+        assert set(store[0, 1]) >= {"gate.weight", "gate.weight_scale", "gate.weight_scale_2", "gate.input_scale"}
+        for layer in (0, 1):
+            got, wanted = load_block(path, layer, "resident")(x), load_block(twin, layer, "resident")(x)
+            assert load_block(path, layer, store)(x).tobytes() == got.tobytes()
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize(("family", "stored"), [("gpt_oss_mxfp4", "mxfp4"), ("deepseek_v3_fp8", "fp8")])

@@ -55,7 +55,43 @@ def test_blocks_of_columns_meet_without_a_seam(make):
         assert fastcache.linear(eye[1], named, name).tobytes() == weight.T[1].tobytes()
 
 
-@pytest.mark.parametrize("packing", ["gptq", "awq"])
+@pytest.mark.parametrize("size", [24, 40, 2600])
+@pytest.mark.parametrize("packing", ["gptq", "gptq in act-order", "awq"])
+def test_tiles_of_a_large_weight_meet_without_a_seam_whatever_the_groups(packing, size):
+    rng, n_out, n_in = np.random.default_rng(size), 1208, 2600
+    arrays = large(rng, packing, n_out, n_in, size)
+    coded = coded_weight(arrays, "up")
+    whole = np.empty((n_in, n_out), np.float32)
+    coded.fill(0, 0, whole)
+    tops, lefts = ({tile[axis] for tile in coded.tiles(BLOCK_BYTES)} for axis in (0, 1))
+    assert len(tops) > 1 and len(lefts) > 1
+    assert all(4 * n_in * n_out <= BLOCK_BYTES for _, _, n_in, n_out in coded.tiles(BLOCK_BYTES))
+    assert coded.dense().tobytes() == whole.T.tobytes()
+    picked = sorted({0, n_in - 1, *(top + step for top in tops for step in (-1, 0, 1) if 0 < top + step < n_in)})
+    np.testing.assert_array_equal(fastcache.linear(np.eye(n_in, dtype=np.float32)[picked], arrays, "up"), whole[picked])
+    x = rng.standard_normal((3, n_in), np.float32)
+    exact = x.astype(np.float64) @ whole
+    size_of = np.abs(x).astype(np.float64) @ np.abs(whole)
+    assert (np.abs(fastcache.linear(x, arrays, "up") - exact) <= 1e-6 * size_of).all()
+
+
+def large(rng, packing, n_out, n_in, size):
+    """Random words: what they stand for, the tests of small weights tell."""
+    groups = -(-n_in // size)
+    words = (n_in, n_out // 8) if packing == "awq" else (n_in // 8, n_out)
+    arrays = {
+        "up.qweight": marked(
+            rng.integers(-(2**31), 2**31, words).astype(np.int32), (1, size), 4, packing=packing.partition(" ")[0]
+        ),
+        "up.qzeros": np.full((groups, n_out // 8), 0x76543210, np.int32),
+        "up.scales": (rng.random((groups, n_out)) + 0.1).astype(np.float16),
+    }
+    if packing == "gptq in act-order":
+        arrays["up.g_idx"] = rng.permutation(np.arange(n_in, dtype=np.int32) // size)
+    return arrays
+
+
+@pytest.mark.parametrize("packing", ["gptq", "gptq in act-order", "awq"])
 def test_memory_beyond_the_result_is_bounded_and_does_not_grow_with_the_weight(packing):
     rng, n_in, size = np.random.default_rng(0), 1024, 128
     x = np.ones((1, n_in), np.float32)
@@ -68,15 +104,7 @@ def test_memory_beyond_the_result_is_bounded_and_does_not_grow_with_the_weight(p
         tracemalloc.stop()
 
     for n_out in (1024, 4096):  # 4 and 16 MiB of float32
-        words = (n_in, n_out // 8) if packing == "awq" else (n_in // 8, n_out)
-        arrays = {
-            "up.qweight": marked(rng.integers(-(2**31), 2**31, words).astype(np.int32), (1, size), 4, packing=packing),
-            "up.qzeros": np.full((n_in // size, n_out // 8), 0x77777777, np.int32),
-            "up.scales": np.ones((n_in // size, n_out), np.float16),
-            "up.g_idx": rng.permutation(np.arange(n_in, dtype=np.int32) // size),
-        }
-        if packing == "awq":
-            del arrays["up.g_idx"]
+        arrays = large(rng, packing, n_out, n_in, size)
         fastcache.linear(x, arrays, "up")  # tables
         thread = threading.Thread(target=cold, args=(arrays,))
         thread.start()

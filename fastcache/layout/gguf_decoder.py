@@ -126,9 +126,14 @@ def hub_name(name: str) -> str:
 
 def _rope(value: Any) -> dict[str, Any]:
     parameters = {name: value(key) for key, name in _SCALING.items() if value(key) is not None}
+    if "factor" not in parameters and value("rope.scale_linear"):  # its name in old files
+        parameters["factor"] = value("rope.scale_linear")
+    if parameters.get("factor") == 0:  # none, too
+        del parameters["factor"]
     parameters["rope_theta"] = 10000.0 if value("rope.freq_base") is None else value("rope.freq_base")
-    kind = value("rope.scaling.type") or ("linear" if parameters.get("factor") else "none")
-    parameters["rope_type"] = "default" if kind == "none" else kind
+    kind = value("rope.scaling.type") or "linear"
+    none = kind == "none" or (kind == "linear" and "factor" not in parameters)
+    parameters["rope_type"] = "default" if none else kind
     given, factor = value("rope.scaling.attn_factor"), parameters.get("factor")
     if kind == "yarn" and _real(given) and _real(factor):
         # llama.cpp: times what YaRN asks for.

@@ -21,6 +21,7 @@ from fastcache.layout.families import config_value
 _KEY: Final = "quantization_config"
 _FP8: Final = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 _SCALED: Final = ("fp8", "fbgemm_fp8", "mxfp4")  # quant_method; per-tensor and per-channel scales say so by shape
+_MODELOPT: Final = ("modelopt", "modelopt_fp4")  # of NVFP4 the types say it all: groups of 16
 _FORMATS: Final = (
     "float-quantized",
     "naive-quantized",
@@ -63,7 +64,7 @@ class Quantization:
             return ()
         if method == "compressed-tensors" or (method is None and "config_groups" in config):
             return self._compressed(stored)
-        if method in _SCALED or (method == "modelopt" and stored in _FP8):
+        if method in _SCALED or (method in _MODELOPT and stored in (*_FP8, "U8")):
             block = config.get("weight_block_size")
             if block is None:
                 return ()

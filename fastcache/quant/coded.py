@@ -24,14 +24,14 @@ F32: TypeAlias = NDArray[np.float32]
 Pair: TypeAlias = tuple[int, int]
 
 _SCALES: Final = ("weight_scale_inv", "weight_scale", "scale")  # of "weight" and "weight_packed"; w = code * scale
-_FURTHER: Final = ("weight_global_scale", "weight_scale_2", "pre_quant_scale")  # the first is NVFP4's second scale
+_FURTHER: Final = ("weight_global_scale", "weight_scale_2", "pre_quant_scale")
 _PIECE_BYTES: Final = 256 << 10
 _DENSE_BYTES: Final = 2 << 20  # of float32, that a whole weight is decoded in at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A weight W [out, in]: ``(code - zero) * scale / divisor``, the last two made one float32 first."""
+    """A weight W [out, in]: ``(code - zero) * scale``, and before that the scale ``/ divisor`` or ``* factor``."""
 
     shape: Pair  # out, in
     codes: NDArray[Any]  # [out, stored]
@@ -41,6 +41,7 @@ class Coded:
     divisor: np.float32 | None = None
     zeros: NDArray[Any] | None = None  # the grid's, as stored
     bits: int = 0  # of a zero point, packed along the rows of the grid; 0: one to an element
+    factor: np.float32 | None = None
 
     def fill(self, first: int, out: F32) -> None:
         """Write the weight's rows from `first` on into `out`, float32 [n, in], C-contiguous.
@@ -75,6 +76,8 @@ class Coded:
             (widen if is_plain(stored.dtype) else read.widen_float8)(stored, scales)
         if self.divisor is not None:
             scales /= self.divisor
+        if self.factor is not None:
+            scales *= self.factor
         return scales
 
     def _zeros(self, low: int, high: int) -> F32:
@@ -159,16 +162,18 @@ def coded_weight(arrays: Arrays, name: str, *, values: bool = True) -> Coded | T
                 raise UnsupportedCheckpoint(f"{order!r}: columns sorted into groups (actorder) are not decoded")
             if codes.ndim != 2:
                 raise UnsupportedCheckpoint(f"{label!r} has shape {codes.shape}; codes of 2 axes are decoded")
-            second = 1 if suffix == "weight_packed" and codes.dtype == np.uint8 else 0
-            for further in _FURTHER[second:]:
-                if (other := f"{stem}.{further}") in arrays:
+            scale = arrays[scales[0]]
+            second = ""
+            if codes.dtype == np.uint8:  # of NVFP4, as compressed-tensors and as ModelOpt has it
+                second = "weight_global_scale" if suffix == "weight_packed" else "weight_scale_2"
+            for further in _FURTHER:
+                if further != second and (other := f"{stem}.{further}") in arrays:
                     raise UnsupportedCheckpoint(f"{label!r}: {other!r} beside it is a factor that is not decoded")
             usable = tuple(filter(_usable, schemes))
-            scale = arrays[scales[0]]
+            if codes.dtype == np.uint8 and (suffix == "weight_packed" or scale.dtype == read.E4M3):
+                return _packed_e2m1(arrays, f"{stem}.{second}", label, codes, scale, usable)
             if suffix == "weight":
                 return _one_to_a_code(arrays, stem, label, codes, scale, usable)
-            if codes.dtype == np.uint8:
-                return _packed_e2m1(arrays, stem, label, codes, scale, usable)
             if codes.dtype == np.int32:
                 return _packed_integers(arrays, stem, label, codes, scale, usable, values)
             raise UnsupportedCheckpoint(f"{label!r} is stored as {codes.dtype.name}; uint8 and int32 are decoded")
@@ -219,23 +224,28 @@ def _one_to_a_code(
 
 
 def _packed_e2m1(
-    arrays: Arrays, stem: str, label: str, codes: NDArray[Any], scale: NDArray[Any], schemes: tuple[Scheme, ...]
+    arrays: Arrays, second: str, label: str, codes: NDArray[Any], scale: NDArray[Any], schemes: tuple[Scheme, ...]
 ) -> Coded:
-    """compressed-tensors' mxfp4-pack-quantized and nvfp4-pack-quantized: two codes in a byte, the low one first."""
+    """compressed-tensors' mxfp4- and nvfp4-pack-quantized, ModelOpt's NVFP4: two codes in a byte, the low one first.
+
+    `second` is the label of NVFP4's second scale. compressed-tensors divides by it (`lifecycle/forward.py`), ModelOpt
+    multiplies (`qtensor/nvfp4_tensor.py`); both make one float32 of the two scales first.
+    """
     shape = (codes.shape[0], 2 * codes.shape[1])
     if scale.dtype in (np.uint8, read.E8M0):
         grid, block = _lay(label, shape, scale, schemes or (Scheme((1, 32)),))
         return Coded(shape, codes, read.widen_e2m1, grid, block)
     if scale.dtype != read.E4M3:
         raise UnsupportedCheckpoint(f"{label!r}: its scale is stored as {scale.dtype.name}; E8M0 and E4M3 are decoded")
-    second = f"{stem}.weight_global_scale"
     if second not in arrays:
         raise MissingTensor(f"{label!r} has scales of {scale.dtype.name}, which need {second!r} beside them")
     grid, block = _lay(label, shape, scale, schemes or (Scheme((1, 16)),))
     if arrays[second].size != 1:
         raise CheckpointError(f"{second!r} has shape {arrays[second].shape}; one number is wanted")
-    divisor = np.float32(arrays[second].reshape(-1)[0])
-    return Coded(shape, codes, read.widen_e2m1, grid, block, divisor)
+    number = np.float32(arrays[second].reshape(-1)[0])
+    if second.endswith("weight_scale_2"):
+        return Coded(shape, codes, read.widen_e2m1, grid, block, factor=number)
+    return Coded(shape, codes, read.widen_e2m1, grid, block, divisor=number)
 
 
 def _packed_integers(

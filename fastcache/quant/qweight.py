@@ -37,8 +37,10 @@ from fastcache.quant.floats import is_plain, widen
 U32: TypeAlias = NDArray[np.uint32]
 
 _BITS: Final = (2, 4, 8)
-_PIECE_BYTES: Final = 128 << 10
+_PIECE_BYTES: Final = 256 << 10
 _DENSE_BYTES: Final = 2 << 20
+_WIDE: Final = 512  # outputs of a tile, at most: rows of whole 4 KiB get in each other's way in the CPU's cache
+_GROUPED: Final = 32 << 10  # groups of outputs of a tile, at most, where inputs are of any group
 
 
 class Arrays(Protocol):
@@ -62,82 +64,83 @@ class Turned:
     less_one: bool  # zero points are stored so
     group: int | NDArray[np.integer[Any]]  # inputs that share a scale, in order; or the group of each
 
-    @property
-    def step(self) -> int:
-        """Outputs in a word of zero points: blocks begin at multiples of it."""
-        return 32 // self.bits
+    def tiles(self, nbytes: int) -> Iterator[tuple[int, int, int, int]]:
+        """Give (top, left, n_in, n_out) of pieces of the stored weight that take `nbytes` as float32, or a word more.
 
-    def fill(self, first: int, out: F32) -> None:
-        """Write the weight's rows from `first` on into the columns of `out`, float32 [in, n], C-contiguous.
-
-        `first` and n are multiples of `step`. The same bits however the rows are cut. Beyond `out` it takes two
-        float32 for each group of a row, and 512 KiB.
+        As wide as the groups allow: a few columns of a large weight are slow to read.
         """
-        if not out.size:
-            return
-        end = first + out.shape[1]
-        scales = np.empty((len(self.scale), out.shape[1]), np.float32)
-        widen(self.scale[:, first:end], scales)
-        zeros = self._zeros(first // self.step, end // self.step)
-        (self._awq_codes if self.awq else self._codes)(first, out)
+        fields, (n_out, n_in) = 32 // self.bits, self.shape
+        most = _WIDE if isinstance(self.group, int) else min(_WIDE, _GROUPED // max(1, len(self.scale)))
+        width = min(n_out, max(1, most // fields) * fields)
+        height = max(1, nbytes // (4 * max(1, width)) // fields) * fields
+        for left in range(0, n_out, width):
+            for top in range(0, n_in, height):
+                yield top, left, min(height, n_in - top), min(width, n_out - left)
+
+    def fill(self, top: int, left: int, out: F32) -> None:
+        """Write a tile, the inputs from `top` on of the outputs from `left` on, into `out`, float32 [inputs, outputs].
+
+        The same bits however it is cut. Beyond `out` it takes four float32 for each group of an output, and 512 KiB.
+        """
+        bottom, right = top + len(out), left + out.shape[1]
+        if isinstance(self.group, int):
+            low, high = top // self.group, -(-bottom // self.group)
+        else:
+            low, high = 0, len(self.scale)
+        scales = np.empty((high - low, right - left), np.float32)
+        widen(self.scale[low:high, left:right], scales)
+        zeros = self._zeros(low, high, left, right)
+        fields = 32 // self.bits
+        step = max(1, _PIECE_BYTES // (4 * out.shape[1] * fields)) * fields  # all steps of a piece in the CPU's cache
         with np.errstate(all="ignore"):  # garbage is infinite or no number, as everywhere
-            if isinstance(self.group, int):
-                whole = len(out) // self.group
-                part = out[: whole * self.group].reshape(whole, self.group, -1)  # a view: an axis is split
-                for inputs, zero, scale in zip(part, zeros, scales, strict=False):
-                    np.subtract(inputs, zero, out=inputs)
-                    np.multiply(inputs, scale, out=inputs)
-                rest = out[whole * self.group :]
-                if len(rest):
-                    np.subtract(rest, zeros[whole], out=rest)
-                    np.multiply(rest, scales[whole], out=rest)
-            else:
-                step = max(1, _PIECE_BYTES // (4 * out.shape[1]))
-                for at in range(0, len(out), step):
-                    inputs, group = out[at : at + step], self.group[at : at + step]
-                    np.subtract(inputs, zeros[group], out=inputs)
-                    np.multiply(inputs, scales[group], out=inputs)
+            for at in range(0, len(out), step):
+                inputs = out[at : at + step]
+                (self._awq_codes if self.awq else self._codes)(top + at, left, inputs)
+                if isinstance(self.group, int):
+                    first, end = top + at, top + at + len(inputs)
+                    for group in range(first // self.group, -(-end // self.group)):
+                        some = inputs[max(group * self.group - first, 0) : (group + 1) * self.group - first]
+                        np.subtract(some, zeros[group - low], out=some)
+                        np.multiply(some, scales[group - low], out=some)
+                else:
+                    groups = self.group[top + at : top + at + len(inputs)]
+                    np.subtract(inputs, zeros[groups], out=inputs)
+                    np.multiply(inputs, scales[groups], out=inputs)
 
     def dense(self) -> F32:
         """Return the whole weight, float32 [out, in]."""
-        n_out, n_in = self.shape
         out = np.empty(self.shape, np.float32)
-        step = max(1, _DENSE_BYTES // max(1, 4 * n_in) // self.step) * self.step
-        for first in range(0, n_out, step):
-            block = np.empty((n_in, min(step, n_out - first)), np.float32)
-            self.fill(first, block)
-            out[first : first + step] = block.T
+        for top, left, n_in, n_out in self.tiles(_DENSE_BYTES):
+            tile = np.empty((n_in, n_out), np.float32)
+            self.fill(top, left, tile)
+            out[left : left + n_out, top : top + n_in] = tile.T
         return out
 
-    def _codes(self, first: int, out: F32) -> None:
-        words, fields = self.words[:, first : first + out.shape[1]], self.step
-        by_word = out.reshape(len(words), fields, -1)
-        step = max(1, _PIECE_BYTES // (4 * out.shape[1]))
-        field = np.empty((min(step, len(words)), out.shape[1]), np.uint32)
-        for at in range(0, len(words), step):
-            piece = np.ascontiguousarray(words[at : at + step])
-            into = field[: len(piece)]
-            for i in range(fields):
-                np.right_shift(piece, np.uint32(i * self.bits), out=into)
-                np.bitwise_and(into, np.uint32((1 << self.bits) - 1), out=into)
-                by_word[at : at + step, i] = into.view(np.int32)
+    def _codes(self, top: int, left: int, out: F32) -> None:
+        fields = 32 // self.bits
+        words = self.words[top // fields : (top + len(out)) // fields, left : left + out.shape[1]]
+        by_word, field = out.reshape(len(words), fields, -1), np.empty(words.shape, np.uint32)
+        for i in range(fields):
+            np.right_shift(words, np.uint32(i * self.bits), out=field)
+            np.bitwise_and(field, np.uint32((1 << self.bits) - 1), out=field)
+            by_word[:, i] = field.view(np.int32)
 
-    def _awq_codes(self, first: int, out: F32) -> None:
-        words = self.words[:, first // 8 : (first + out.shape[1]) // 8]
-        step = max(1, _PIECE_BYTES // max(1, 4 * words.shape[1]))
-        for at in range(0, len(words), step):
-            widen_uint4(_in_order(words[at : at + step]), out[at : at + step])
+    def _awq_codes(self, top: int, left: int, out: F32) -> None:
+        words = self.words[top : top + len(out), left // 8 : (left + out.shape[1]) // 8]
+        widen_uint4(_in_order(words), out)
 
-    def _zeros(self, low: int, high: int) -> F32:
-        """Zero points of the outputs in words `low` to `high` of each group."""
-        words = self.zeros[:, low:high]
+    def _zeros(self, low: int, high: int, left: int, right: int) -> F32:
+        """Zero points of some outputs in some groups."""
+        fields = 32 // self.bits
+        words = self.zeros[low:high, left // fields : right // fields]
         if self.awq:
             words = _in_order(words)
         if self.less_one:
             words = words + _ones(self.bits)
-        shifts = np.arange(0, 32, self.bits, dtype=np.uint32)
-        fields = (words[:, :, np.newaxis] >> shifts) & np.uint32((1 << self.bits) - 1)
-        return fields.reshape(len(words), -1).astype(np.float32)
+        zeros = np.empty((*words.shape, fields), np.float32)
+        for i in range(fields):
+            zeros[:, :, i] = (words >> np.uint32(i * self.bits)) & np.uint32((1 << self.bits) - 1)
+        return zeros.reshape(high - low, -1)
 
 
 def _in_order(words: U32) -> U32:
