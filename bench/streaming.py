@@ -5,8 +5,8 @@
 Writes a file of random bytes to DIR once (3 GiB), and reads it once, so that every arm finds it where a guest's direct
 reads find what was read before: in the host's cache. Arms, in turn, per expert size: fio with 8 reads in flight always;
 fio in batches of 8 (the next batch starts when the last read of one has ended, as a forward pass does); fastcache,
-`acquire_many` of 8 experts that are not resident, in a loop that does nothing else: which experts is decided before, and
-the clock is read every 128 MiB. GB/s are of payload; CPU is user + system of the process, per GiB.
+`acquire_many` of 8 experts that are not resident, in a loop that does nothing else: which experts is decided
+before, and the clock is read every 128 MiB. GB/s are of payload; CPU is user + system of the process, per GiB.
 Rounds with more than 5 % steal do not count.
 """
 

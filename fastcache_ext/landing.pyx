@@ -12,7 +12,8 @@ from fastcache_ext.counters cimport *
 from fastcache_ext.evidence cimport evidence_dropped, evidence_gone, evidence_landed, evidence_wait_ends
 from fastcache_ext.files cimport file_check
 from fastcache_ext.ioqueue cimport (
-    FC_DEMAND, FC_ECANCELLED, FC_ECHANGED, FC_ECHECKSUM, FC_ECLOSED, FC_ENOROOM, FC_GUESS, fc_extent, fc_file, fc_load, queue_unlink,
+    FC_DEMAND, FC_ECANCELLED, FC_ECHANGED, FC_ECHECKSUM, FC_ECLOSED, FC_ENOROOM, FC_GUESS, fc_extent, fc_file, fc_load,
+    queue_unlink,
 )
 from fastcache_ext.monitor cimport (
     FC_MODE_DEMAND, FC_MODE_GUESS, FC_NODE_FAILED, FC_NODE_HELD, fc_core, fc_node, fc_wait, node_set,
@@ -190,7 +191,7 @@ cdef void finish_quietly(fc_core *c, fc_load *load, int error, fc_wakes *later) 
 cdef int look_after(fc_core *c, fc_load *load) noexcept nogil:
     """Outside the mutex, when all bytes arrived: are the files still the ones that were opened?
 
-    A look that began after the last byte had come is as good, whichever load it was for: of loads that come back together, one looks.
+    A look that began after the last byte had come will do, whichever load it was for: of loads that come together, one looks.
     """
     cdef int32_t i, checked = -1
     cdef int changed, rc
