@@ -1,11 +1,12 @@
 """Cold demand batches through the whole stack, against fio on the same file, interleaved.
 
-    python bench/streaming.py DIR [--rounds 7] [--engine uring]
+    python bench/streaming.py DIR [--rounds 7] [--engine uring] [--only "1 MiB"]
 
 Writes a file of random bytes to DIR once (3 GiB), and reads it once, so that every arm finds it where a guest's direct
 reads find what was read before: in the host's cache. Arms, in turn, per expert size: fio with 8 reads in flight always;
 fio in batches of 8 (the next batch starts when the last read of one has ended, as a forward pass does); fastcache,
-`acquire_many` of 8 experts that are not resident. GB/s are of payload; CPU is user + system of the process, per GiB.
+`acquire_many` of 8 experts that are not resident, in a loop that does nothing else: which experts is decided
+before, and the clock is read every 128 MiB. GB/s are of payload; CPU is user + system of the process, per GiB.
 Rounds with more than 5 % steal do not count.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -31,6 +33,7 @@ SIZES = {"1 MiB": 1 << 20, "4.5 MiB": 9 << 19, "16.7 MiB": 17100 << 10}
 BATCH = 8
 FILE_BYTES = 3 << 30
 SECONDS = 2.0
+STRETCH = 128 << 20
 GIB = 1 << 30
 STEAL = 0.05
 
@@ -121,13 +124,16 @@ def arm(path: Path, size: int, engine: str, file_bytes: int, run_seconds: float)
     ) as store:
         order = list(range(count))
         rng.shuffle(order)
-        at = 0
-        store.acquire_many(0, order[-BATCH:]).release()
+        # Once around, a batch's experts were evicted long ago: there is room for two.
+        batches = [order[i : i + BATCH] for i in range(0, count - BATCH + 1, BATCH)]
+        stretch = max(STRETCH // (BATCH * size), 1)
+        stretches = itertools.cycle(batches[i : i + stretch] for i in range(0, len(batches), stretch))
+        store.acquire_many(0, batches[-1]).release()
         before, cpu = store.stats(), resource.getrusage(resource.RUSAGE_SELF)
         start = time.perf_counter()
         while time.perf_counter() - start < run_seconds:
-            store.acquire_many(0, order[at : at + BATCH]).release()
-            at = (at + BATCH) % (count - 2 * BATCH)
+            for batch in next(stretches):
+                store.acquire_many(0, batch).release()
         seconds = time.perf_counter() - start
         after = resource.getrusage(resource.RUSAGE_SELF)
         did = store.stats() - before
@@ -154,6 +160,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--engine", default="uring")
+    parser.add_argument("--only", choices=SIZES, help="look at one size; leaves no receipt")
     parser.add_argument("--arm", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--file-bytes", type=int, default=FILE_BYTES, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=SECONDS, help=argparse.SUPPRESS)
@@ -163,7 +170,9 @@ def main() -> None:
         return
     path = make_file(options.directory)
     with huge_pages():
-        sizes = {name: measure(path, size, options) for name, size in SIZES.items()}
+        sizes = {name: measure(path, size, options) for name, size in SIZES.items() if options.only in (None, name)}
+    if options.only:
+        return
     receipt: dict[str, Any] = {
         "what": __doc__,
         **facts(options.directory),

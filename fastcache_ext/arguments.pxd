@@ -2,6 +2,11 @@ from libc.stdint cimport int32_t
 
 from fastcache_ext.core cimport Core
 
+cdef class Leases(list):
+    pass
+
+# Whether no key stands there twice. n * n steps.
+cdef bint distinct(const int32_t *keys, int n) noexcept
 cdef double seconds(object timeout, double default) except? -7.0
 
 cdef int read_plain(Core core, object layer, object experts, int32_t *keys, int room) except -1

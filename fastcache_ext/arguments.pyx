@@ -12,14 +12,12 @@ cdef enum:
     SCANNED = 64            # keys up to which a scan finds duplicates
 
 
-class Leases(list):
+cdef class Leases(list):
     """The leases of one acquire_many, in input order. Leaving a `with` block, or release(), releases them all."""
-
-    __slots__ = ()
 
     def release(self):
         """Release every lease; arrays made from them stay valid."""
-        for lease in self:
+        for lease in <list>self:
             lease.release()
 
     def __enter__(self):
@@ -27,6 +25,15 @@ class Leases(list):
 
     def __exit__(self, *exc):
         self.release()
+
+
+cdef bint distinct(const int32_t *keys, int n) noexcept:
+    cdef int i, j
+    for i in range(n):
+        for j in range(i):
+            if keys[i] == keys[j]:
+                return False
+    return True
 
 
 cdef double seconds(object timeout, double default) except? -7.0:

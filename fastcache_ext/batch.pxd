@@ -17,3 +17,4 @@ cdef class Batch:
     cdef int wait(self, double timeout) except -1
     cdef object timed_out(self)
     cdef Hold hold(self, int i)
+    cdef void hand_over(self, int i, Hold h) noexcept

@@ -143,8 +143,13 @@ cdef class Batch:
 
     cdef Hold hold(self, int i):
         """Hand node i's lease over to a new Hold."""
-        cdef fc_node *node = &self.nodes[i]
         cdef Hold h = Hold.__new__(Hold)
+        self.hand_over(i, h)
+        return h
+
+    cdef void hand_over(self, int i, Hold h) noexcept:
+        """Hand node i's lease over to a Hold that holds nothing yet."""
+        cdef fc_node *node = &self.nodes[i]
         h.slot = node.slot
         h.priv = node.priv
         h.data = node.data
@@ -153,4 +158,3 @@ cdef class Batch:
         node_set(node, FC_NODE_TAKEN)
         h.arena = self.w.arena
         hold_arena(h.arena)
-        return h

@@ -21,6 +21,7 @@ ctypedef struct fc_file:
     int64_t dev             # fingerprint: device
     int64_t ino             # fingerprint: inode
     int64_t mtime_ns        # fingerprint: modification time
+    int64_t looked_ns       # atomic: monotonic; when a look began that found the file still to be that one
     const uint8_t *memory   # a memory file (MemorySource): its first byte; else NULL
 
 ctypedef struct fc_extent:
@@ -55,6 +56,7 @@ ctypedef struct fc_op:          # one read that an engine is asked for
     int64_t begun           # of a guess: what evidence_read_begins() gave
     int64_t submitted       # bytes asked of the device so far, retries included
     int64_t asked           # bytes it counts in the gauge of bytes in flight
+    int64_t back_ns         # monotonic: when the engine saw that it is over, if it says so; else 0: when it is settled
     uint64_t id             # unique over the store's life: a completion is matched by it
     fc_op *next             # for whoever holds the op: the pool's free list, an engine's own list
 
@@ -79,6 +81,7 @@ ctypedef struct fc_load:        # one expert on its way into one destination
     int32_t extent          # cursor: next extent to cut
     int64_t cut             # cursor: bytes of that extent's window already cut
     int64_t payload         # bytes of payload in all extents
+    int64_t back_ns         # monotonic: when the last of its reads that are over came back
     int32_t error           # 0, or a positive errno, or FC_ESHORT / FC_ECHANGED / FC_ECANCELLED of the core
     int32_t error_file
     int64_t error_offset

@@ -149,6 +149,7 @@ cdef bint queue_next(fc_queue *q, fc_file *files, fc_op *op) noexcept nogil:
     op.id = q.next_id
     q.next_id += 1
     op.submitted = op.nbytes
+    op.back_ns = 0
     op.charge = end - load.cut if k == FC_GUESS else 0
     q.guess_bytes += op.charge
     q.guess_ops += k == FC_GUESS

@@ -7,12 +7,13 @@ from libc.stdlib cimport free
 from libc.string cimport memmove
 
 from fastcache_ext.arena cimport fc_private, private_unref
-from fastcache_ext.atomics cimport fc_add32
+from fastcache_ext.atomics cimport fc_add32, fc_load64, fc_store64
 from fastcache_ext.counters cimport *
 from fastcache_ext.evidence cimport evidence_dropped, evidence_gone, evidence_landed, evidence_wait_ends
 from fastcache_ext.files cimport file_check
 from fastcache_ext.ioqueue cimport (
-    FC_DEMAND, FC_ECANCELLED, FC_ECHANGED, FC_ECHECKSUM, FC_ECLOSED, FC_ENOROOM, FC_GUESS, fc_extent, fc_load, queue_unlink,
+    FC_DEMAND, FC_ECANCELLED, FC_ECHANGED, FC_ECHECKSUM, FC_ECLOSED, FC_ENOROOM, FC_GUESS, fc_extent, fc_file, fc_load,
+    queue_unlink,
 )
 from fastcache_ext.monitor cimport (
     FC_MODE_DEMAND, FC_MODE_GUESS, FC_NODE_FAILED, FC_NODE_HELD, fc_core, fc_node, fc_wait, node_set,
@@ -48,7 +49,7 @@ cdef int check_hook(void *t) noexcept nogil:
 table_check_hook = check_hook
 
 
-cdef void node_landed(fc_node *node, int error, const fc_load *load) noexcept nogil:
+cdef void node_landed(fc_node *node, int error, const fc_load *load, fc_wakes *later) noexcept nogil:
     cdef fc_wait *w = node.wait
     node.load = NULL
     node.error = error
@@ -67,8 +68,19 @@ cdef void node_landed(fc_node *node, int error, const fc_load *load) noexcept no
         w.landed_first = node
     w.landed_last = node
     node_set(node, FC_NODE_HELD if error == 0 else FC_NODE_FAILED)
-    if fc_add32(&w.pending, -1) == 0 or w.each:
+    if fc_add32(&w.pending, -1) > 0 and not w.each:
+        return
+    if later != NULL and later.n < FC_WAKES:
+        later.words[later.n] = &w.pending
+        later.n += 1
+    else:
         fc_futex_wake(&w.pending)
+
+
+cdef void wake_all(fc_wakes *later) noexcept nogil:
+    cdef int i
+    for i in range(later.n):
+        fc_futex_wake(later.words[i])       # reads nothing there: at worst it wakes a sleeper who looks and sleeps on
 
 
 cdef inline bint was_dropped(int error) noexcept nogil:
@@ -112,6 +124,10 @@ cdef void count_landing(fc_core *c, fc_load *load, int error) noexcept nogil:
 
 
 cdef void finish(fc_core *c, fc_load *load, int error) noexcept nogil:
+    finish_quietly(c, load, error, NULL)
+
+
+cdef void finish_quietly(fc_core *c, fc_load *load, int error, fc_wakes *later) noexcept nogil:
     """RESIDENT or EMPTY, and everybody who waits learns of it. The mutex is held; no read aims at the memory any more."""
     cdef fc_node *node = <fc_node *>load.waiters
     cdef fc_node *after
@@ -155,7 +171,7 @@ cdef void finish(fc_core *c, fc_load *load, int error) noexcept nogil:
         if error != 0 and node.priv != NULL:
             private_unref(node.priv)
             node.priv = NULL
-        node_landed(node, error, load)
+        node_landed(node, error, load, later)
         node = after
     if load.waiting:
         queue_unlink(&c.queue, load)
@@ -173,20 +189,28 @@ cdef void finish(fc_core *c, fc_load *load, int error) noexcept nogil:
 
 
 cdef int look_after(fc_core *c, fc_load *load) noexcept nogil:
-    """Outside the mutex, when all bytes arrived: are the files still the ones that were opened? Then move what is misaligned."""
+    """Outside the mutex, when all bytes arrived: are the files still the ones that were opened?
+
+    A look that began after the last byte had come will do, whichever load it was for: of loads that come together, one looks.
+    """
     cdef int32_t i, checked = -1
     cdef int changed, rc
+    cdef int64_t now
+    cdef fc_file *file
     cdef const fc_extent *x
     for i in range(load.n_extents):
         x = &load.extents[i]
-        if x.file != checked and c.files[x.file].memory == NULL:
+        file = &c.files[x.file]
+        if x.file != checked and file.memory == NULL and fc_load64(&file.looked_ns) <= load.back_ns:
             checked = x.file
             changed = 0
-            rc = file_check(&c.files[x.file], &changed)
+            now = fc_now_ns()
+            rc = file_check(file, &changed)
             if rc != 0 or changed:
                 load.error_file = x.file
                 load.error_offset = x.offset
                 return FC_ECHANGED if changed else rc
+            fc_store64(&file.looked_ns, now)
     return 0
 
 
@@ -215,10 +239,10 @@ cdef int put_right(fc_core *c, fc_load *load) noexcept nogil:
     return FC_ECHECKSUM
 
 
-cdef void land(fc_core *c, fc_load *load) noexcept nogil:
+cdef void land(fc_core *c, fc_load *load, fc_wakes *later) noexcept nogil:
     cdef int error = load.error
     if error != 0:
-        finish(c, load, error)
+        finish_quietly(c, load, error, later)
         return
     load.landing = 1
     pthread_mutex_unlock(&c.mutex)
@@ -233,7 +257,7 @@ cdef void land(fc_core *c, fc_load *load) noexcept nogil:
         error = put_right(c, load)
     pthread_mutex_lock(&c.mutex)
     load.error = error
-    finish(c, load, error)
+    finish_quietly(c, load, error, later)
 
 
 cdef int move_some(fc_core *c) noexcept nogil:

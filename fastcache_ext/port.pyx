@@ -11,7 +11,7 @@ from fastcache_ext.ioqueue cimport (
     FC_AGAIN, FC_CANCEL_NOT, FC_DEMAND, FC_ECANCELLED, FC_ECLOSED, FC_FINISHED, FC_GUESS, FC_STOP, fc_load, fc_op, op_settle,
     queue_due, queue_empty, queue_next, queue_push, queue_settled, queue_unlink,
 )
-from fastcache_ext.landing cimport guess_begin, land
+from fastcache_ext.landing cimport fc_wakes, guess_begin, land, wake_all
 from fastcache_ext.monitor cimport fc_node, fc_wait
 from fastcache_ext.room cimport crowded
 from fastcache_ext.threads cimport *
@@ -90,6 +90,8 @@ cdef int port_settle(void *ctx, fc_op *op, int64_t res) noexcept nogil:
     cdef fc_load *load = op.load
     cdef int32_t ioprio = op.ioprio
     cdef int verdict = op_settle(op, res, c.direct_required)
+    cdef fc_wakes later
+    later.n = 0
     if op.ioprio != ioprio:
         fc_store32(&c.queue.ioprio[FC_DEMAND], 0)
         fc_store32(&c.queue.ioprio[FC_GUESS], 0)
@@ -111,6 +113,7 @@ cdef int port_settle(void *ctx, fc_op *op, int64_t res) noexcept nogil:
     if op.klass == FC_GUESS:
         evidence_read_ends(&c.evidence, load.place, load.klass == FC_DEMAND, op.begun, fc_now_ns(), op.charge)
     load.ops -= 1
+    load.back_ns = max(load.back_ns, op.back_ns if op.back_ns > 0 else fc_now_ns())
     if verdict < 0 and (load.error == 0 or load.error == FC_ECANCELLED):
         load.error = -verdict
         load.error_file = <int32_t>(op.file - c.files)
@@ -128,10 +131,11 @@ cdef int port_settle(void *ctx, fc_op *op, int64_t res) noexcept nogil:
     elif load.ops == 0 and not load.queued:
         if load.torn and load.error == 0:
             load.error = FC_ECLOSED
-        land(c, load)
+        land(c, load, &later)
     if c.idle > 0 and not queue_empty(&c.queue):
         pthread_cond_broadcast(&c.work)     # guesses that waited for their share
     pthread_mutex_unlock(&c.mutex)
+    wake_all(&later)
     return FC_FINISHED
 
 

@@ -256,7 +256,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     load.queued = load.landing = load.moves = load.ops = load.torn = load.extent = load.error = load.joins = load.waits = 0
     load.joined[0] = load.joined[1] = load.joined[2] = 0
     load.phase = node.phase = n.phase
-    load.cut = load.payload = load.early = 0
+    load.cut = load.payload = load.early = load.back_ns = 0
     load.waiters = NULL
     load.prev = load.next = load.older = load.newer = NULL
     for i in range(load.n_extents):

@@ -5,10 +5,8 @@ Owns Server, a Guesser. The GIL is let go once per wait, never on a hit. May imp
 from libc.stdint cimport int32_t
 from libc.stdlib cimport free, malloc
 
-from fastcache_ext.arguments import Leases
-
 from fastcache_ext.arena cimport fc_arena, fork_word
-from fastcache_ext.arguments cimport Keys, read_plain, seconds
+from fastcache_ext.arguments cimport Keys, Leases, distinct, read_plain, seconds
 from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.batch cimport Batch
 from fastcache_ext.given cimport key_parts, shown
@@ -97,36 +95,50 @@ cdef class Server(Guesser):
         """
         cdef Keys k
         cdef Batch batch
-        cdef int i, n
-        cdef int32_t keys[SMALL]
+        cdef int i, n, count
+        cdef int32_t plain[SMALL]
         cdef int32_t slots[SMALL]
-        cdef list holds
+        cdef int32_t *keys = plain      # [n] distinct
+        cdef int32_t *index = NULL      # [count] input -> key; NULL: one for one
+        cdef list holds = None
         cdef double limit = seconds(timeout, self.timeout)
         self.check()
-        n = read_plain(self, layer, experts, keys, SMALL)
+        n = count = read_plain(self, layer, experts, keys, SMALL)
         if n > 0:
             holds = [Hold.__new__(Hold) for _ in range(n)]      # before the leases are counted, as in get()
             if core_hit_many(self.c, keys, n, slots):
                 for i in range(n):
                     (<Hold>holds[i]).fill(self.c, slots[i])
-                return Leases([self.lease(<Hold>holds[i], keys[i]) for i in range(n)])
-        k = Keys.__new__(Keys)
-        if n > 0:
-            k.adopt(keys, n)
-        else:
-            k.read(self, layer, experts)
-        holds = [None] * k.n
+                return self.leases(holds, keys, NULL, n)
+        if n == 0 or not distinct(keys, n):
+            k = Keys.__new__(Keys)
+            if n > 0:
+                k.adopt(keys, n)
+            else:
+                k.read(self, layer, experts)
+            keys, index, n, count = k.keys, k.index, k.n, k.count
         batch = Batch.__new__(Batch)
-        batch.begin(self, FC_MODE_DEMAND, False, k.keys, k.n)
-        for i in range(k.n):
+        batch.begin(self, FC_MODE_DEMAND, False, keys, n)
+        for i in range(n):
             batch.make_room(i)
         if not batch.wait(limit):
             raise batch.timed_out()
-        for i in range(k.n):
+        if holds is None:
+            holds = [Hold.__new__(Hold) for _ in range(n)]
+        for i in range(n):
             if node_is(&batch.nodes[i], FC_NODE_FAILED):
                 raise self._batch_error(self.failures(batch))
-            holds[i] = batch.hold(i)
-        return Leases([self.lease(<Hold>holds[k.index[i]], k.keys[k.index[i]]) for i in range(k.count)])
+            batch.hand_over(i, <Hold>holds[i])
+        return self.leases(holds, keys, index, count)
+
+    cdef Leases leases(self, list holds, const int32_t *keys, const int32_t *index, int count):
+        """Leases of keys[index[i]] by holds[index[i]]; without an index, of each in its order."""
+        cdef Leases them = Leases.__new__(Leases)
+        cdef int i, j
+        for i in range(count):
+            j = i if index == NULL else index[i]
+            (<list>them).append(self.lease(<Hold>holds[j], keys[j]))
+        return them
 
     cdef dict failures(self, Batch batch):
         cdef int i

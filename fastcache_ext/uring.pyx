@@ -69,6 +69,7 @@ ctypedef struct fc_uring_state:
     int32_t kicked              # atomic: 1 from a kick to the wake-up it causes
     int32_t stop                # atomic: 1 while there may be ops to stop
     int32_t stops               # atomic: reads that the kernel was asked to stop
+    int64_t reaped_ns           # monotonic: when the completions that are being looked at had come
     uint64_t probed             # destination of the first read
     uint64_t number             # of the latest submission
     int32_t first_free          # head of the free flights, or -1
@@ -164,6 +165,7 @@ cdef void complete(fc_uring_state *u, uint64_t user_data, int32_t res) noexcept 
     if i >= <uint64_t>u.slots or u.flights[i].number != user_data >> INDEX_BITS:
         return                                  # not a read in flight: credited to nobody
     op = flight_end(u, <int32_t>i)
+    op.back_ns = u.reaped_ns
     if u.port.settle(u.port.ctx, op, res) == FC_AGAIN:
         op_start(u, op)
     else:
@@ -172,10 +174,10 @@ cdef void complete(fc_uring_state *u, uint64_t user_data, int32_t res) noexcept 
 
 cdef void reap(fc_uring_state *u) noexcept nogil:
     cdef fc_cqe taken[RING_BATCH]
-    cdef int n = RING_BATCH
-    cdef int i
+    cdef int i, n = RING_BATCH
     while n == RING_BATCH:
         n = ring_reap(&u.ring, taken)
+        u.reaped_ns = fc_now_ns()
         for i in range(n):
             complete(u, taken[i].user_data, taken[i].res)
 
@@ -183,8 +185,7 @@ cdef void reap(fc_uring_state *u) noexcept nogil:
 cdef void fail_unsent(fc_uring_state *u) noexcept nogil:
     """After the ring broke: end the ops whose SQE the kernel never took, and never will.
 
-    The others stay in flight until their own completion comes. If none ever comes, neither do they end: the kernel may
-    still write to their memory.
+    The others stay in flight until their own completion comes. If none ever does, nor do they: the kernel may still write there.
     """
     cdef int32_t i
     for i in range(u.slots):
@@ -270,8 +271,7 @@ cdef int begin(fc_uring_state *u) noexcept nogil:
 cdef void *run(void *arg) noexcept nogil:
     cdef fc_uring_state *u = <fc_uring_state *>arg
     cdef bint may_block
-    cdef int n, i
-    cdef int error = begin(u)
+    cdef int n, i, error = begin(u)
     pthread_mutex_lock(&u.mutex)
     u.start_error = error
     pthread_cond_broadcast(&u.began)
