@@ -230,7 +230,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     if load == NULL:
         node_set(node, FC_NODE_NO_ROOM)
         return False
-    c.generation += 1
+    c.generation += not load.waiting        # it gets its own when it gets a slot: trades tell by these how long ago a load was
     count_begin(n)
     if demand:
         count(n, C_REQUESTS, 1)
@@ -252,7 +252,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
         c.guesses[c.table.cls_of[key]] += 1
         c.guessed[c.table.cls_of[key]] += not load.waiting
     load.origin = origin
-    load.generation = c.generation
+    load.generation = 0 if load.waiting else c.generation
     load.queued = load.landing = load.moves = load.ops = load.torn = load.extent = load.error = load.joins = load.waits = 0
     load.joined[0] = load.joined[1] = load.joined[2] = 0
     load.phase = node.phase = n.phase
