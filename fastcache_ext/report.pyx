@@ -20,6 +20,7 @@ from fastcache_ext.monitor cimport core_lock, core_unlock
 from fastcache_ext.recorder cimport T_PHASE, note
 from fastcache_ext.table cimport fc_table, table_check, table_here
 from fastcache_ext.uring cimport uring_flags, uring_registered
+from fastcache_ext.waiting cimport waiting_check
 
 
 cdef dict counters_of(const int64_t *rows, const int64_t *errnos, int first, int end):
@@ -223,5 +224,6 @@ cdef class Reporter(Core):
         if self.c != NULL and self.c.arena != NULL:
             core_lock(self.c)
             rc = table_check(&self.c.table)
+            rc = rc if rc != 0 else waiting_check(self.c)
             core_unlock(self.c)
         return rc

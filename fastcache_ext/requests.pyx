@@ -189,7 +189,8 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
 
 
 cdef fc_load *under_way(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil:
-    """The load to join, or NULL. A guess that waits gets its slot now if this is none; if it can have none, it is over."""
+    """The load to join, or NULL. A guess that waits gets its slot now if this is none; if it can have none, it is over, and the
+    node's status says so."""
     cdef fc_load *load = flying(c, node.key)
     cdef fc_load *begun
     if load == NULL or not load.waiting or w.mode == FC_MODE_GUESS:
@@ -200,6 +201,7 @@ cdef fc_load *under_way(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil:
     begun = waiting_begin(c, load, w.mode, c.counters.phase, False)
     if begun == NULL:
         finish(c, load, FC_ENOROOM)
+        node_set(node, FC_NODE_NO_ROOM)
     elif c.by_hand:
         queue_unlink(&c.queue, begun)
     return begun
@@ -230,7 +232,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     if load == NULL:
         node_set(node, FC_NODE_NO_ROOM)
         return False
-    c.generation += 1
+    c.generation += not load.waiting        # it gets its own when it gets a slot: trades tell by these how long ago a load was
     count_begin(n)
     if demand:
         count(n, C_REQUESTS, 1)
@@ -252,7 +254,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
         c.guesses[c.table.cls_of[key]] += 1
         c.guessed[c.table.cls_of[key]] += not load.waiting
     load.origin = origin
-    load.generation = c.generation
+    load.generation = 0 if load.waiting else c.generation
     load.queued = load.landing = load.moves = load.ops = load.torn = load.extent = load.error = load.joins = load.waits = 0
     load.joined[0] = load.joined[1] = load.joined[2] = 0
     load.phase = node.phase = n.phase
@@ -332,7 +334,7 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
         if c.recorder != NULL and c.recorder.admitted != NULL:
             admitted = c.recorder.admitted(c.recorder)
         if admitted:
-            started = start(c, w, node, NULL)
+            started = not node_is(node, FC_NODE_NO_ROOM) and start(c, w, node, NULL)    # one search and one refusal per request
             note_request(c.recorder, FC_AS_MISS if started else FC_AS_NO_ROOM, node.key, 0)
         else:
             node_set(node, FC_NODE_DECLINED)

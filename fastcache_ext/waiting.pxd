@@ -12,3 +12,6 @@ cdef void waiting_free(fc_core *c, fc_load *load) noexcept nogil
 # A slot for a guess that waits: the load that stands there from now on, or NULL. `mode` = FC_MODE_*; `phase`: of who wants it now.
 # `guilty`: what it evicts for that is the guess's doing.
 cdef fc_load *waiting_begin(fc_core *c, fc_load *load, int mode, int phase, bint guilty) noexcept nogil
+# 0, or the number of what does not hold of loads, queues, places and the evidence's lists: 8 and two digits. Walks everything; for
+# tests. The mutex is held, and was free before.
+cdef int waiting_check(const fc_core *c) noexcept nogil

@@ -112,7 +112,7 @@ EXT = {
     "tape": "arena monitor recorder core cpython std",
     "checker": "monitor recorder table",
     "replay": "checker arena counters evidence policy table ioqueue monitor landing recorder requests waiting cpython",
-    "report": "arena counters monitor recorder table uring core",
+    "report": "arena counters monitor recorder table uring waiting core",
     "watch": "auto core ghosts policy threads",
     "batch": "threads arena counters ioqueue monitor recorder requests core hold cpython",
     "arguments": "core given",

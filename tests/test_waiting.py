@@ -137,6 +137,19 @@ def test_when_a_guess_finds_no_slot_those_behind_it_find_none(experts):
         counted(store, wasted=0, bytes_read=6 * 10_000)
 
 
+def test_a_guess_counts_as_a_load_when_it_gets_a_slot_and_not_before(experts):
+    with scripted(experts, slots=4) as (store, engine):
+        first = Caller(store.acquire, 0, 0)
+        [op] = engine.take(1, wait=20)
+        cancelled, read = store.prefetch(1, [0, 1, 2]), store.prefetch(2, [3])
+        assert cancelled.cancel()
+        land(engine, op.id)
+        [guess] = engine.take()
+        land(engine, guess.id)
+        with first.result() as lease, store.acquire(2, 3) as other:
+            assert (lease.generation, other.generation) == (1, 2) and read.result() == {(2, 3): "loaded"}
+
+
 def test_no_more_guesses_wait_than_there_are_slots(experts):
     with scripted(experts, slots=3) as (store, engine):
         handle = store.prefetch(0, range(8))
