@@ -6,6 +6,12 @@ from fastcache_ext.counters cimport FC_PHASES, N_COUNTERS, fc_counters
 from fastcache_ext.policy cimport fc_witness
 from fastcache_ext.threads cimport pthread_cond_t, pthread_mutex_t, pthread_t
 
+cdef extern from *:
+    """
+    #define fc_likely(yes) __builtin_expect(!!(yes), 1)
+    """
+    bint fc_likely(bint yes) noexcept nogil
+
 cdef enum:                  # kinds; fastcache/traces/format.py has the first three too
     T_TOKEN = 1
     T_BATCH = 2
@@ -51,7 +57,7 @@ cdef enum:
 
 ctypedef struct fc_recorder:
     uint64_t *at            # where the next record goes
-    int64_t room            # records that may go there before slow() is asked
+    const uint64_t *end     # records may go there, before slow() is asked
     int64_t owed            # requests of the open batch that are still to come: room is kept for them
     uint64_t (*slow)(fc_recorder *r, uint64_t record) noexcept nogil     # returns the record that stands there now
     bint (*admitted)(fc_recorder *r) noexcept nogil     # NULL, or in a replay: whether the next guess was let in
@@ -63,7 +69,7 @@ ctypedef struct fc_recorder:
     fc_counters *counters   # borrowed
     uint64_t *ring          # [capacity]
     int64_t capacity
-    int64_t granted         # records put so far, plus `room`
+    int64_t granted         # records put so far, plus those up to `end`
     int64_t drained         # records that the thread has written
     int64_t limit           # records that fit into the file
     int64_t skip            # requests of a batch for which there was no room
@@ -100,16 +106,15 @@ cdef inline uint64_t record(int kind, int flags, int aux, int32_t value) noexcep
     return <uint64_t>kind | <uint64_t>flags << 8 | <uint64_t><uint16_t>aux << 16 | <uint64_t>value << 32
 
 cdef inline int64_t recorder_head(const fc_recorder *r) noexcept nogil:
-    return r.granted - r.room
+    return r.granted - (r.end - r.at)
 
 cdef inline int note(fc_recorder *r, int kind, int flags, int aux, int32_t value) noexcept nogil:
     """An event. NULL: nothing is recorded. Returns `aux`, or what a replay says instead. The mutex is held, here and below."""
     if r == NULL:
         return aux
-    if r.room > r.owed:
+    if r.end - r.at > r.owed:
         r.at[0] = record(kind, flags, aux, value)
         r.at += 1
-        r.room -= 1
         return aux
     return <uint16_t>(r.slow(r, record(kind, flags, aux, value)) >> 16)
 
@@ -117,11 +122,10 @@ cdef inline void note_batch(fc_recorder *r, int mode, int predictor, int n) noex
     """n note_request() follow, with events between them."""
     if r == NULL:
         return
-    if r.room > n:
+    if r.end - r.at > n:
         r.owed = n
         r.at[0] = record(T_BATCH, mode, predictor, n)
         r.at += 1
-        r.room -= 1
     else:
         r.slow(r, record(T_BATCH, mode, predictor, n))
 
@@ -129,23 +133,39 @@ cdef inline int note_request(fc_recorder *r, int outcome, int32_t key, int held)
     """One of a batch; `held`: somebody else held the expert already. Returns that, or what a replay says instead."""
     if r == NULL:
         return held
-    if r.room > 0 and r.skip == 0:
+    if r.at < r.end and r.skip == 0:
         r.owed -= 1
         r.at[0] = record(T_REQUEST, outcome, held, key)
         r.at += 1
-        r.room -= 1
         return held
     return <uint16_t>(r.slow(r, record(T_REQUEST, outcome, held, key)) >> 16)
 
+# What note_single() leaves.
+cdef int note_single_slowly(fc_recorder *r, int32_t key, int held) noexcept nogil
+
 cdef inline int note_single(fc_recorder *r, int32_t key, int held) noexcept nogil:
-    """A demand for one expert, and a hit: note_batch() and note_request() in one."""
+    """A demand for one expert, and a hit: note_batch() and note_request() in one, in as few instructions as can be."""
+    cdef uint64_t *to
     if r == NULL:
         return held
-    if r.room > 1:
-        r.at[0] = record(T_BATCH, 0, 0, 1)
-        r.at[1] = record(T_REQUEST, FC_AS_HIT, held, key)
-        r.at += 2
-        r.room -= 2
+    to = r.at + 2
+    if fc_likely(to <= r.end):
+        (to - 2)[0] = record(T_BATCH, 0, 0, 1)
+        (to - 1)[0] = (<uint64_t>key << 32) + (<uint64_t>held << 16) + T_REQUEST     # a record() of FC_AS_HIT
+        r.at = to
         return held
-    note_batch(r, 0, 0, 1)
-    return note_request(r, FC_AS_HIT, key, held)
+    return note_single_slowly(r, key, held)
+
+cdef inline uint64_t *note_hits(fc_recorder *r, int n) noexcept nogil:
+    """A demand for n experts that are all resident: where its n requests are to be written, before anything else is recorded.
+    NULL: by note_request()."""
+    cdef uint64_t *at
+    if r == NULL:
+        return NULL
+    at = r.at
+    if r.end - at <= n:
+        note_batch(r, 0, 0, n)
+        return NULL
+    at[0] = record(T_BATCH, 0, 0, n)
+    r.at = at + n + 1
+    return at + 1

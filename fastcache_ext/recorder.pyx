@@ -14,7 +14,17 @@ from posix.unistd cimport close, ftruncate, pwrite, write
 from fastcache_ext.counters cimport FC_PHASES, N_COUNTERS, fc_counters
 from fastcache_ext.threads cimport *
 
+cdef extern from *:
+    """
+    #include <stdlib.h>
+    #include <sys/mman.h>
+    static inline void fc_hugepages(void *p, size_t n) { (void)madvise(p, n, MADV_HUGEPAGE); }
+    """
+    int posix_memalign(void **memory, size_t alignment, size_t nbytes) noexcept nogil
+    void fc_hugepages(void *p, size_t n) noexcept nogil
+
 cdef enum:
+    HUGE = 1 << 21              # bytes
     SEGMENT = 1 << 15           # records between two wake-ups of the thread, in a ring that is large enough
 
 cdef int64_t MOST = 0x7FFFFFFF          # of a record's value
@@ -48,22 +58,21 @@ cdef void grant(fc_recorder *r) noexcept nogil:
     if head < soft:
         n = min(n, soft - head)
     r.at = r.ring + head % r.capacity
-    r.room = n
+    r.end = r.at + n
     r.granted += n
     wake(r)
 
 
 cdef inline void push(fc_recorder *r, uint64_t rec) noexcept nogil:
-    if r.room == 0:
+    if r.at == r.end:
         grant(r)
     r.at[0] = rec
     r.at += 1
-    r.room -= 1
 
 
 cdef inline void lose(fc_recorder *r) noexcept nogil:
-    r.granted -= r.room             # the next record comes by slow(), which puts the GAP before it
-    r.room = 0
+    r.granted -= r.end - r.at       # the next record comes by slow(), which puts the GAP before it
+    r.end = r.at
     r.gap += 1
     r.dropped += 1
 
@@ -96,6 +105,11 @@ cdef uint64_t slow(fc_recorder *r, uint64_t rec) noexcept nogil:
     if kind == T_BATCH:
         r.owed = <int64_t>(rec >> 32)
     return rec
+
+
+cdef int note_single_slowly(fc_recorder *r, int32_t key, int held) noexcept nogil:
+    note_batch(r, 0, 0, 1)
+    return note_request(r, FC_AS_HIT, key, held)
 
 
 cdef bint leased(void *ctx, int32_t slot, bint answer) noexcept nogil:
@@ -217,11 +231,11 @@ cdef fc_recorder *recorder_new(int fd, int64_t start, int64_t exact_at, int64_t 
     r = <fc_recorder *>calloc(1, sizeof(fc_recorder))
     if r == NULL:
         return NULL
-    r.ring = <uint64_t *>calloc(<size_t>ring_records, 8)
-    if r.ring == NULL:
+    if posix_memalign(<void **>&r.ring, HUGE, <size_t>ring_records * 8) != 0:
         free(r)
         return NULL
-    memset(r.ring, 0, <size_t>ring_records * 8)         # page faults now, not under the mutex
+    fc_hugepages(r.ring, <size_t>ring_records * 8)
+    memset(r.ring, 255, <size_t>ring_records * 8)       # page faults now, not under the mutex: zeros a compiler leaves to calloc
     r.capacity = ring_records
     r.limit = limit
     r.fd = fd

@@ -2,7 +2,7 @@
 
 Every function takes and leaves the mutex, which monitor.pxd declares. Knows no Python. May import the plain modules below it.
 """
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport calloc
 
 from fastcache_ext.arena cimport fc_private, lease_take, private_ref, private_unref
@@ -21,8 +21,8 @@ from fastcache_ext.monitor cimport (
     FC_NODE_NO_ROOM, fc_core, fc_node, fc_wait, node_is, node_set,
 )
 from fastcache_ext.recorder cimport (
-    FC_AS_DECLINED, FC_AS_HIT, FC_AS_JOIN, FC_AS_MISS, FC_AS_NO_ROOM, T_REFUSED, T_RETRY, T_SERVED, note,
-    note_batch, note_request, note_single,
+    FC_AS_DECLINED, FC_AS_HIT, FC_AS_JOIN, FC_AS_MISS, FC_AS_NO_ROOM, T_REFUSED, T_REQUEST, T_RETRY, T_SERVED, note,
+    note_batch, note_hits, note_request, note_single, record,
 )
 from fastcache_ext.room cimport room_for
 from fastcache_ext.table cimport FC_FROM_DEMAND, FC_FROM_PREFETCH, FC_RESIDENT
@@ -41,43 +41,36 @@ cdef void leave(fc_core *c) noexcept nogil:
         pthread_cond_broadcast(&c.work)     # whom it wakes finds the mutex free
 
 
-cdef inline void hear(fc_core *c, int32_t key, int32_t slot) noexcept nogil:
+cdef inline void hear(fc_core *c, int32_t key, int32_t slot, int32_t layer) noexcept nogil:
     """A demand, in request order: the policy learns of it, and so do predictors and ghosts."""
     c.table.policy.request(&c.table.policy, key, slot)
-    evidence_demand(&c.evidence, key, c.table.layer_of[key])
+    evidence_demand(&c.evidence, key, layer)
     if c.ghosts != NULL:
-        ghosts_hear(c.ghosts, key, c.table.layer_of[key])
+        ghosts_hear(c.ghosts, key, layer)
 
 
-cdef enum:                  # a hit is
-    ALONE = 0               # a call's only request
-    OF_BATCH = 1
-    RETRIED = 2             # of a request that found no room before: the policy has heard of it
+cdef inline bint on_held(const fc_core *c, int32_t slot, int32_t leases) noexcept nogil:
+    """Whether the last of `leases` leases is on what somebody held already; a pin is nobody."""
+    return leases > 1 + c.table.slots[slot].pinned
 
 
-cdef inline void note_hit(fc_core *c, int32_t key, int32_t slot, int32_t leases, int how) noexcept nogil:
-    """Count a demand for a resident expert that was just leased for it, to the `leases` it has now, and tell the policy."""
+cdef inline void hit(fc_core *c, int32_t key, int32_t slot, bint held, bint asked) noexcept nogil:
+    """Count a demand for a resident expert that was just leased for it; `asked`: the policy has heard of it."""
     cdef fc_counters *n = &c.counters
-    cdef int held = leases > 1 + c.table.slots[slot].pinned
-    if how == ALONE:
-        held = note_single(c.recorder, key, held)
-    elif how == OF_BATCH:
-        held = note_request(c.recorder, FC_AS_HIT, key, held)
-    else:
-        held = note(c.recorder, T_SERVED, FC_AS_HIT, held, key)
-    if how != RETRIED:
-        hear(c, key, slot)
+    cdef int32_t layer = c.table.layer_of[key]
+    if not asked:
+        hear(c, key, slot, layer)
     count_begin(n)
     count(n, C_REQUESTS, 1)
     count(n, C_HITS, 1)
-    count_layer(n, c.table.layer_of[key], L_HITS, 1)
+    count_layer(n, layer, L_HITS, 1)
     if held:
         count(n, C_HITS_ON_HELD, 1)
     if c.table.unread[slot]:
         c.table.unread[slot] = 0
         if c.table.slots[slot].origin == FC_FROM_PREFETCH:
             count(n, C_FIRST_CONSUMPTIONS, 1)
-            count_layer(n, c.table.layer_of[key], L_FIRST_CONSUMPTIONS, 1)
+            count_layer(n, layer, L_FIRST_CONSUMPTIONS, 1)
             count(n, C_UNREAD_RESIDENT, -1)
             evidence_used(&c.evidence, slot)
     count_end(n)
@@ -88,7 +81,7 @@ cdef int32_t core_hit(fc_core *c, int32_t key) noexcept nogil:
     pthread_mutex_lock(&c.mutex)
     slot = c.table.slot_of[key]
     if slot >= 0 and c.table.slots[slot].state == FC_RESIDENT and not c.closing:
-        note_hit(c, key, slot, lease_take(c.arena, slot), ALONE)
+        hit(c, key, slot, note_single(c.recorder, key, on_held(c, slot, lease_take(c.arena, slot))), False)
         if c.evidence.gone > 0:
             guesses_gone(c)
     else:
@@ -99,7 +92,8 @@ cdef int32_t core_hit(fc_core *c, int32_t key) noexcept nogil:
 
 cdef bint core_hit_many(fc_core *c, const int32_t *keys, int n, int32_t *slots) noexcept nogil:
     cdef int i, j
-    cdef bint all_here
+    cdef bint all_here, held
+    cdef uint64_t *records
     pthread_mutex_lock(&c.mutex)
     all_here = not c.closing
     for i in range(n):
@@ -111,9 +105,14 @@ cdef bint core_hit_many(fc_core *c, const int32_t *keys, int n, int32_t *slots) 
             if keys[j] == keys[i]:          # duplicates are one request: the slow path's
                 all_here = False
     if all_here:
-        note_batch(c.recorder, FC_MODE_DEMAND, 0, n)
+        records = note_hits(c.recorder, n)
         for i in range(n):
-            note_hit(c, keys[i], slots[i], lease_take(c.arena, slots[i]), OF_BATCH)
+            held = on_held(c, slots[i], lease_take(c.arena, slots[i]))
+            if records != NULL:
+                records[i] = record(T_REQUEST, FC_AS_HIT, held, keys[i])
+            else:
+                held = note_request(c.recorder, FC_AS_HIT, keys[i], held)
+            hit(c, keys[i], slots[i], held, False)
         if c.evidence.gone > 0:
             guesses_gone(c)
     pthread_mutex_unlock(&c.mutex)
@@ -155,7 +154,7 @@ cdef void join(fc_core *c, fc_wait *w, fc_node *node, fc_load *load) noexcept no
     cdef fc_node *other
     if w.mode == FC_MODE_DEMAND:
         if not node.asked:
-            hear(c, node.key, load.slot)
+            hear(c, node.key, load.slot, c.table.layer_of[node.key])
             node.asked = 1
         count_begin(n)
         count(n, C_REQUESTS, 1)
@@ -196,7 +195,7 @@ cdef fc_load *under_way(fc_core *c, fc_wait *w, fc_node *node) noexcept nogil:
     if load == NULL or not load.waiting or w.mode == FC_MODE_GUESS:
         return load
     if w.mode == FC_MODE_DEMAND and not node.asked:
-        hear(c, node.key, -1)               # first, as at a miss
+        hear(c, node.key, -1, c.table.layer_of[node.key])               # first, as at a miss
         node.asked = 1
     begun = waiting_begin(c, load, w.mode, c.counters.phase, False)
     if begun == NULL:
@@ -215,7 +214,7 @@ cdef bint start(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcep
     cdef int origin = FC_FROM_DEMAND if demand else FC_FROM_PREFETCH
     cdef fc_load *load = NULL
     if demand and not node.asked:
-        hear(c, key, -1)
+        hear(c, key, -1, c.table.layer_of[key])
         node.asked = 1
     if w.mode == FC_MODE_GUESS and c.ext_first[key + 1] > c.ext_first[key]:
         load = waiting_new(c, key)
@@ -299,7 +298,7 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
     cdef fc_node *node
     cdef fc_load *load
     cdef int32_t slot, i, guesses = 0
-    cdef bint started, admitted
+    cdef bint started, admitted, held
     pthread_mutex_lock(&c.mutex)
     if c.closing:
         pthread_mutex_unlock(&c.mutex)
@@ -319,7 +318,8 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
         node = &w.nodes[i]
         if node_is(node, FC_NODE_HELD):
             if w.mode == FC_MODE_DEMAND:
-                note_hit(c, node.key, node.slot, fc_load32(&c.arena.leases[node.slot]), OF_BATCH)
+                held = on_held(c, node.slot, fc_load32(&c.arena.leases[node.slot]))
+                hit(c, node.key, node.slot, note_request(c.recorder, FC_AS_HIT, node.key, held), False)
                 node.asked = 1
             else:
                 note_request(c.recorder, FC_AS_HIT, node.key, 0)
@@ -348,7 +348,7 @@ cdef int core_begin(fc_core *c, fc_wait *w) noexcept nogil:
 cdef int core_retry(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noexcept nogil:
     cdef int32_t slot
     cdef fc_load *load
-    cdef bint started
+    cdef bint started, held
     cdef int rc = 0
     pthread_mutex_lock(&c.mutex)
     slot = c.table.slot_of[node.key]
@@ -358,7 +358,8 @@ cdef int core_retry(fc_core *c, fc_wait *w, fc_node *node, fc_private *priv) noe
         rc = -FC_ECLOSED
     elif slot >= 0 and c.table.slots[slot].state == FC_RESIDENT:
         hold_resident(c, w, node, slot)
-        note_hit(c, node.key, slot, fc_load32(&c.arena.leases[slot]), RETRIED if node.asked else OF_BATCH)
+        held = on_held(c, slot, fc_load32(&c.arena.leases[slot]))
+        hit(c, node.key, slot, note(c.recorder, T_SERVED, FC_AS_HIT, held, node.key), True)     # asked when it found no room
     else:
         load = under_way(c, w, node)
         if load != NULL:

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import resource
 import subprocess
 import sys
 
@@ -105,6 +106,21 @@ def test_the_counters_at_the_end_of_the_file_are_the_live_ones(store, tmp_path):
     assert rec.records == len(recorded(tmp_path / "trace"))
     assert rec.dropped == 0 and rec.ended == "stopped" and rec.error is None
     assert (tmp_path / "trace").stat().st_size <= rec.max_bytes
+
+
+def test_hits_touch_no_memory_of_the_recording_for_the_first_time(store, tmp_path):
+    def faults():
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+    store.acquire_many(0, [1, 2]).release()
+    with store.record(tmp_path / "trace") as rec:
+        store[0, 1].release()
+        before = faults()
+        for _ in range(200_000):  # 3 of the ring's 4 MiB
+            store[0, 1].release()
+        after = faults()
+    assert rec.records == 400_002 and rec.dropped == 0
+    assert after - before < 100  # pages of 4 KiB would have been 780
 
 
 def test_nothing_is_recorded_after_stop_and_another_recording_may_follow(store, tmp_path):
