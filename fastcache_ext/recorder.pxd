@@ -144,8 +144,8 @@ cdef inline int note_request(fc_recorder *r, int outcome, int32_t key, int held)
 cdef int note_single_slowly(fc_recorder *r, int32_t key, int held) noexcept nogil
 
 cdef inline int note_single(fc_recorder *r, int32_t key, int held) noexcept nogil:
-    """A demand for one expert, and a hit: note_batch() and note_request() in one. `held` is branched on, not computed with: it comes
-    from an atomic step, for which the record would wait, and for the record the mutex."""
+    """A demand for one expert, and a hit: note_batch() and note_request() in one. `held` is branched on, not computed with: it is
+    what an atomic step gave; the record would wait for that, and for the record the mutex."""
     cdef uint64_t *to
     if r == NULL:
         return held
