@@ -144,14 +144,18 @@ cdef inline int note_request(fc_recorder *r, int outcome, int32_t key, int held)
 cdef int note_single_slowly(fc_recorder *r, int32_t key, int held) noexcept nogil
 
 cdef inline int note_single(fc_recorder *r, int32_t key, int held) noexcept nogil:
-    """A demand for one expert, and a hit: note_batch() and note_request() in one, in as few instructions as can be."""
+    """A demand for one expert, and a hit: note_batch() and note_request() in one. `held` is branched on, not computed with: it is
+    what an atomic step gave; the record would wait for that, and for the record the mutex."""
     cdef uint64_t *to
     if r == NULL:
         return held
     to = r.at + 2
     if fc_likely(to <= r.end):
         (to - 2)[0] = record(T_BATCH, 0, 0, 1)
-        (to - 1)[0] = (<uint64_t>key << 32) + (<uint64_t>held << 16) + T_REQUEST     # a record() of FC_AS_HIT
+        if fc_likely(not held):
+            (to - 1)[0] = record(T_REQUEST, FC_AS_HIT, 0, key)
+        else:
+            (to - 1)[0] = record(T_REQUEST, FC_AS_HIT, held, key)
         r.at = to
         return held
     return note_single_slowly(r, key, held)
