@@ -257,8 +257,10 @@ cdef class Server(Guesser):
         ------
         BudgetTooSmall
             If fewer than one slot would be left for everything else; nothing is pinned then.
+        PinsDoNotFit
+            If no slot could be freed for some (it is a BudgetTooSmall and a BatchFailed); the others stay pinned.
         BatchFailed
-            If reads failed, or no slot could be freed for them.
+            If reads failed.
         """
         cdef Keys k = Keys.__new__(Keys)
         cdef Batch batch = Batch.__new__(Batch)
