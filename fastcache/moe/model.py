@@ -28,9 +28,8 @@ from fastcache.moe.tokens import eos_of
 from fastcache.moe.unused import check_used
 from fastcache.moe.values import count, number
 from fastcache.moe.weights import require
-from fastcache.quant.blocks import blocks_to_float32, is_blocks
+from fastcache.quant.blocks import self_told
 from fastcache.quant.coded import coded_weight
-from fastcache.quant.floats import is_plain, to_float32
 from fastcache.store import ExpertStore
 from fastcache.trunk import Trunk
 
@@ -290,11 +289,8 @@ class Model:
 
     def _embedded(self, ids: NDArray[np.int64]) -> F32:
         stored = self._rows[self._embedding][ids]
-        if is_blocks(stored.dtype):
-            h = blocks_to_float32(stored)
-        elif is_plain(stored.dtype):
-            h = to_float32(stored)
-        else:
+        h = self_told(stored)
+        if h is None:
             raise UnsupportedCheckpoint(f"{self._embedding!r} is stored as {stored.dtype.name}")
         if self._times_embedding != 1:
             h = h * self._times_embedding

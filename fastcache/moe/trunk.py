@@ -16,9 +16,8 @@ from fastcache.formats import ggml
 from fastcache.formats.dtypes import DTYPES, carrier_shape
 from fastcache.layout.quantization import Quantization
 from fastcache.layout.record import Layout, TensorInfo
-from fastcache.quant.blocks import blocks_to_float32, is_blocks
+from fastcache.quant.blocks import self_told
 from fastcache.quant.coded import coded_weight, plain_name, stored_as
-from fastcache.quant.floats import is_plain, to_float32
 
 
 def layer_tensor(layout: Layout, layer: int, name: str) -> NDArray[np.float32]:
@@ -54,15 +53,12 @@ def layer_tensor(layout: Layout, layer: int, name: str) -> NDArray[np.float32]:
     if coded is not None:
         array = coded.dense()
     else:
-        stored = tensors[at]
-        if is_blocks(stored.dtype):
-            array = blocks_to_float32(stored)
-        elif is_plain(stored.dtype):
-            array = to_float32(stored)
-        else:
+        numbers = self_told(tensors[at])
+        if numbers is None:
             raise UnsupportedCheckpoint(
                 f"{at!r} is stored as {layout.trunk[at].dtype} without the scales that would make numbers of it"
             )
+        array = numbers
     array.flags.writeable = False
     return array
 

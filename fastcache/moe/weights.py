@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcache.errors import CheckpointError, MissingTensor, UnsupportedCheckpoint
-from fastcache.quant.blocks import blocks_to_float32, decoder_of, is_blocks
+from fastcache.quant.blocks import decoder_of, is_blocks, self_told
 from fastcache.quant.coded import coded_weight
-from fastcache.quant.floats import is_plain, to_float32
+from fastcache.quant.floats import is_plain
 
 F32: TypeAlias = NDArray[np.float32]
 Tensors: TypeAlias = Mapping[str, NDArray[Any]]
@@ -78,11 +78,8 @@ def floats(tensors: Tensors, name: str, shape: tuple[int, ...] | None = None) ->
     if name not in tensors:
         raise MissingTensor(f"the checkpoint has no tensor {name!r}; the model cannot be computed without it")
     stored = tensors[name]
-    if is_blocks(stored.dtype):
-        array = blocks_to_float32(stored)
-    elif is_plain(stored.dtype):
-        array = to_float32(stored)
-    else:
+    array = self_told(stored)
+    if array is None:
         raise UnsupportedCheckpoint(f"{name!r} is stored as {stored.dtype.name}; the decoder wants plain numbers there")
     if shape is not None and array.shape != shape:
         raise UnsupportedCheckpoint(f"{name!r} has shape {array.shape}; by the config it should be {shape}")

@@ -1,7 +1,7 @@
 """Rows of GGML blocks as float32, by the gguf package's NumPy code.
 
 An array of blocks says its type itself, in its dtype (`formats.ggml`). The package is imported by the first call.
-Imports errors, formats.ggml, numpy and gguf.
+Imports errors, formats.ggml, quant.floats, numpy and gguf.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fastcache.errors import UnsupportedCheckpoint
 from fastcache.formats import ggml
+from fastcache.quant.floats import is_plain, to_float32
 
 _ROWS: Final = 16  # at a time: the package takes several arrays as large as what it is given
 
@@ -87,3 +88,10 @@ def blocks_to_float32(blocks: NDArray[Any]) -> NDArray[np.float32]:
     out = np.empty((len(rows), decoder.width(rows.shape[1])), np.float32)
     widen_blocks(decoder, rows, out)
     return out.reshape(*blocks.shape[:-1], out.shape[1])
+
+
+def self_told(stored: NDArray[Any]) -> NDArray[np.float32] | None:
+    """Return as float32 an array whose dtype alone says its numbers (GGML blocks, or plain); None: it is codes."""
+    if is_blocks(stored.dtype):
+        return blocks_to_float32(stored)
+    return to_float32(stored) if is_plain(stored.dtype) else None
