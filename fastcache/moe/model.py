@@ -21,7 +21,7 @@ from fastcache.moe.cache import KVCache
 from fastcache.moe.decoder import decoder_of, norm_of
 from fastcache.moe.demands import check_config
 from fastcache.moe.layers import Layer, drafts_of, head_of
-from fastcache.moe.sampling import check_sampling, generator, sample, stop_tokens, whole
+from fastcache.moe.sampling import check_sampling, generator, sample, stop_tokens
 from fastcache.moe.speculator import Speculator
 from fastcache.moe.tensors import Named, ResidentTrunk, hub_names
 from fastcache.moe.tokens import eos_of
@@ -32,6 +32,7 @@ from fastcache.quant.blocks import self_told
 from fastcache.quant.coded import coded_weight
 from fastcache.store import ExpertStore
 from fastcache.trunk import Trunk
+from fastcache.units import whole
 
 F32: TypeAlias = NDArray[np.float32]
 
