@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -31,6 +32,13 @@ class Steal:
     def __exit__(self, *exc: object) -> None:
         stolen, total = (now - was for now, was in zip(steal_and_total(), self._before, strict=True))
         self.share = stolen / total if total else 0.0
+
+
+class Script(argparse.ArgumentParser):
+    """The arguments of a script of measurements. `--help` is its docstring, and runs nothing."""
+
+    def __init__(self, doc: str | None) -> None:
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def facts(directory: Path | None = None) -> dict[str, Any]:
