@@ -56,9 +56,20 @@ def stop_tokens(stop: int | Iterable[int], vocabulary: int) -> frozenset[int]:
     several = isinstance(stop, Iterable) and not (isinstance(stop, np.ndarray) and stop.ndim == 0)
     each: Iterable[Any] = stop if several else [stop]  # type: ignore[assignment]
     ids = frozenset(whole("each token of stop", token) for token in each)
-    if wrong := sorted(token for token in ids if not 0 <= token < vocabulary):
-        raise ValueError(f"tokens of stop must be from 0 to {vocabulary - 1}; got {', '.join(map(str, wrong))}")
+    check_ids("tokens of stop", np.array(sorted(ids)), vocabulary)
     return ids
+
+
+def check_ids(what: str, ids: NDArray[Any], vocabulary: int) -> None:
+    """Raise ValueError for ids [T] outside a vocabulary of that size, naming the first few that are."""
+    outside = ids[(ids < 0) | (ids >= vocabulary)]
+    if outside.size:
+        wrong = list(dict.fromkeys(outside.tolist()))
+        more = f" and {len(wrong) - 4} others" if len(wrong) > 4 else ""
+        raise ValueError(
+            f"{what} must be from 0 to {vocabulary - 1}, in a vocabulary of {vocabulary}; got "
+            f"{', '.join(map(str, wrong[:4]))}{more}"
+        )
 
 
 def _check_number(name: str, value: Any, more: str) -> None:
