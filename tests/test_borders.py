@@ -26,7 +26,7 @@ FASTCACHE = {
     "curve": "errors units",
     "pyworker": "",
     "stats": "units",
-    "reports": "curve describe speculation stats",
+    "reports": "curve describe speculation stats fastcache_ext",  # how it was built
     "formats": "errors numpy ml_dtypes gguf",
     "layout": "errors keys formats numpy ml_dtypes",
     "sources": "errors keys units layout numpy typing_extensions",
@@ -71,6 +71,7 @@ FASTCACHE = {
 EXT = {
     "__init__": "",
     "atomics": "",
+    "built": "",
     "threads": "posix",
     "arena": "posix std",
     "evidence": "",
