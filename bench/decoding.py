@@ -6,7 +6,6 @@ One row per form, on random bits: million weights per second of every round of t
 decode (all of the weight into one block of 2 MiB after another), linear (fastcache.linear, one token).
 """
 
-import argparse
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from machine import Steal, facts, write_receipt
+from machine import Script, Steal, facts, write_receipt
 
 from fastcache.formats import ggml
 from fastcache.formats.scheme import Scheme, carrier
@@ -110,7 +109,7 @@ def decoder(arrays):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Script(__doc__)
     parser.add_argument("--shape", type=int, nargs=2, default=(2048, 7168), metavar=("OUT", "IN"))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--write", metavar="NAME", help="write bench/receipts/NAME.json; else print")

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from hits import least
-from machine import Steal, facts, write_receipt
+from machine import Script, Steal, facts, write_receipt
 from workloads import full_store
 
 import fastcache
@@ -185,8 +185,11 @@ def errors(traces: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    directory = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
-    traces = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(__file__).parents[2] / "shared" / "traces"
+    parser = Script(__doc__)
+    parser.add_argument("directory", type=Path, nargs="?", metavar="DIR")
+    parser.add_argument("traces", type=Path, nargs="?", default=Path(__file__).parents[2] / "shared" / "traces")
+    options = parser.parse_args()
+    directory, traces = options.directory or Path(tempfile.mkdtemp()), options.traces
     runs: list[dict[str, Any]] = []
     with (
         full_store(directory / "off.bin") as off,

@@ -11,6 +11,7 @@ does: the figure to quote is the median of the runs.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import statistics
@@ -21,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from machine import Steal, facts, write_receipt
+from machine import Script, Steal, facts, write_receipt
 from workloads import Workload, full_store, workloads
 
 import fastcache
@@ -74,10 +75,14 @@ def run(directory: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--one"]:
-        print(json.dumps(run(Path(sys.argv[2]))))
+    parser = Script(__doc__)
+    parser.add_argument("directory", type=Path, nargs="?", metavar="DIR")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    directory = options.directory or Path(tempfile.mkdtemp(dir="/var/tmp"))
+    if options.one:
+        print(json.dumps(run(directory)))
         return
-    directory = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(dir="/var/tmp"))
     one = [sys.executable, __file__, "--one", str(directory)]
     runs = [json.loads(subprocess.run(one, check=True, capture_output=True, text=True).stdout) for _ in range(RUNS)]
     figures = {

@@ -6,6 +6,7 @@ The hidden states are made up (there is no attention here): each block is given 
 """
 
 import argparse
+import sys
 import time
 
 import numpy as np
@@ -51,6 +52,17 @@ def main() -> None:
     parser.add_argument("--budget", default="50% of experts")
     parser.add_argument("--tokens", type=int, default=32)
     options = parser.parse_args()
+    if options.tokens < 1:
+        parser.error(f"--tokens must be at least 1; got {options.tokens}")
+    try:
+        compare(options)
+    except fastcache.FastcacheError as error:  # a path that is no checkpoint, a budget that is none, a read that fails
+        sys.exit(f"Error: {type(error).__name__}: {error}")
+    except OSError as error:
+        sys.exit(f"Error: {error}")
+
+
+def compare(options: argparse.Namespace) -> None:
     plain, before = decode(options.checkpoint, options.budget, options.tokens, Speculator(NullPredictor()))
     ahead, after = decode(options.checkpoint, options.budget, options.tokens, Speculator(RouterLookahead()))
     print(f"bit-identical: {'yes' if plain == ahead else 'NO'}; {before / after:.2f} times as fast with look-ahead")

@@ -65,6 +65,7 @@ def describe_store(
     metadata: tuple[int, int],
     not_indexed: Sequence[str],
     checks: Checks,
+    build: tuple[str, str, str],
 ) -> Description:
     """Return the description of a store from its settings `s`, the kernel's word on its memory `m`, and its files."""
     arena = m.get("arena_bytes", 0)
@@ -107,6 +108,13 @@ def describe_store(
             "speculation": speculation,
             "verify": feature(
                 checks.requested, "none" if checks.path is None else "sidecar", checks.why, sidecar=checks.path
+            ),
+            "build": feature(
+                None,
+                build[0],
+                "" if build[0] == "release" else "for looking for mistakes; times mean nothing",
+                flags=build[1],
+                compiler=build[2],
             ),
             "budget_bytes": budget_bytes,
             "arena_bytes": arena,

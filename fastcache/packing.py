@@ -24,6 +24,7 @@ from fastcache.inventory import Inventory, inventory_of
 from fastcache.layout.build import layout_of
 from fastcache.shards import Shard, plan_shards
 from fastcache.sidecar import SUFFIX, describe_files
+from fastcache.units import whole
 from fastcache_ext.crc import crc32c
 
 Progress = Callable[[int, int], Any]
@@ -85,6 +86,7 @@ def pack(
         ENOSPC before anything is written: there is not room enough. Or a write failed.
     ValueError
     """
+    align, shard_bytes = whole("align", align), whole("shard_bytes", shard_bytes)
     if align not in {1 << bit for bit in range(9, 22)}:
         raise ValueError(f"align must be a power of two from 512 to 2097152 bytes; got {align}")
     if shard_bytes < 1:

@@ -1,12 +1,12 @@
 """Predictors: which experts a layer is about to need. Small objects, each with a tally of how often it was right.
 
-Owns the guessing rules. Knows no store and no model: hidden states and routers are handed in. Imports errors, keys.
+Owns the guessing rules. Knows no store and no model: hidden states and routers are handed in. Imports errors, keys and
+units.
 """
 
 from __future__ import annotations
 
 import json
-import operator
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fastcache.errors import CheckpointMismatch, HotListError
 from fastcache.keys import ExpertKey
+from fastcache.units import is_flag, whole
 
 F32: TypeAlias = NDArray[np.float32]
 Likely: TypeAlias = Callable[[F32, int], Sequence[int]]  # hidden [T, H], n -> n experts a token, likeliest first
@@ -100,7 +101,7 @@ class _Counted:
 
 
 def _at_least_one(n: int) -> int:
-    number = operator.index(n)
+    number = whole("n", n)
     if number < 1:
         raise ValueError(f"n must be a number of experts, at least 1; got {n}")
     return number
@@ -177,7 +178,7 @@ class HotList(_Counted):
 
     def __init__(self, fingerprint: str, *, half_life: float = 1000.0, n: int = 8) -> None:
         super().__init__()
-        if not half_life > 0:
+        if is_flag(half_life) or not half_life > 0:
             raise ValueError(f"half_life must be tokens > 0; got {half_life!r}")
         self.fingerprint, self.half_life, self.n = fingerprint, float(half_life), _at_least_one(n)
         self._heat: dict[int, NDArray[np.float64]] = {}  # per layer [experts seen so far], all faded to its last token

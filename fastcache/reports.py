@@ -1,6 +1,7 @@
 """What a store says of itself: its counters as Stats, the phase that they are counted in, its description.
 
-Functions of a store, for store.py. Imports curve, describe, speculation, stats.
+Functions of a store, for store.py. Imports curve, describe, speculation, stats, and how the
+compiled half was built.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from fastcache.curve import policy_feature
 from fastcache.describe import Description, describe_store
 from fastcache.speculation import describe_speculation
 from fastcache.stats import PHASES, Stats
+from fastcache_ext import built
 
 
 def counted(store: Any, layers: bool = False, phases: bool = False) -> Stats:
@@ -46,6 +48,7 @@ def described(store: Any, liburing: str | None) -> Description:
         metadata=(store._metadata_bytes, len(store)),
         not_indexed=store._inventory.not_indexed,
         checks=store._checks,
+        build=(built.KIND, built.FLAGS, built.COMPILER),
     )
 
 

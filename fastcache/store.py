@@ -6,7 +6,6 @@ Owns what the public calls mean: keys, budgets, fallbacks and their reasons, err
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import threading
 import weakref
@@ -30,7 +29,7 @@ from fastcache.sizing import size_store
 from fastcache.speculation import limit_guesses
 from fastcache.stats import Stats
 from fastcache.trunk import Trunk
-from fastcache.units import format_bytes
+from fastcache.units import format_bytes, whole
 from fastcache.warming import Warmed, warm
 from fastcache.waves import Waves
 from fastcache_ext import liburing
@@ -320,7 +319,7 @@ class ExpertStore(Server):
 
     def mark_token(self, n: int = 1) -> None:
         """Say that what is requested from here on is for the next n tokens (of a prompt, say), in a recording."""
-        recording.mark_token(self, operator.index(n))
+        recording.mark_token(self, whole("n", n))
 
     # ---- ends
 

@@ -1,10 +1,11 @@
-"""Sizes as people write them: "8GiB", "512 MB", 4096. Bytes out, or a ValueError that says what was wrong."""
+"""Numbers as people write them: "8GiB", "512 MB", 4096; integers, True being none. Errors say what was wrong."""
 
 from __future__ import annotations
 
 import math
 import operator
 import re
+from typing import Any
 
 HUGE = 2 << 20  # bytes of a huge page
 _UNITS = {"": 1, "b": 1}
@@ -50,6 +51,21 @@ def parse_bytes(value: object, what: str = "size") -> int:
     if size >= 2**63:
         raise ValueError(f"{what} {size} is larger than 8 EiB")
     return size
+
+
+def whole(name: str, value: Any, more: str = "") -> int:
+    """Return an integer that a caller gave; raise TypeError for anything else, True and False too."""
+    try:
+        if is_flag(value):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer{more and f', {more}'}; got {value!r}") from None
+
+
+def is_flag(value: object) -> bool:
+    """Whether it is True or False, Python's or NumPy's: 1 and 0 to float() and index(), and hardly meant so."""
+    return isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", None) == "b"
 
 
 def format_bytes(size: int) -> str:

@@ -26,13 +26,13 @@ FASTCACHE = {
     "curve": "errors units",
     "pyworker": "",
     "stats": "units",
-    "reports": "curve describe speculation stats",
+    "reports": "curve describe speculation stats fastcache_ext",  # how it was built
     "formats": "errors numpy ml_dtypes gguf",
     "layout": "errors keys formats numpy ml_dtypes",
-    "sources": "errors keys layout numpy typing_extensions",
+    "sources": "errors keys units layout numpy typing_extensions",
     "placement": "errors keys layout numpy",
     "slabs": "placement",
-    "inventory": "errors keys formats layout sources placement numpy",
+    "inventory": "errors keys units formats layout sources placement numpy",
     "sizing": "budget inventory memory placement settings units numpy slabs",
     "sidecar": "errors fingerprint inventory placement numpy fastcache_ext",  # its CRC alone
     "assembly": "errors units formats settings sidecar describe inventory placement sizing numpy",
@@ -40,7 +40,7 @@ FASTCACHE = {
     "warming": "keys",
     "fingerprint": "inventory numpy",
     "trunk": "errors formats layout numpy",
-    "predictors": "errors keys numpy",
+    "predictors": "errors keys units numpy",
     "store": "assembly errors keys units settings failures curve describe speculation stats reports fingerprint "
     "placement inventory sizing sidecar pyworker warming waves recording trunk formats layout sources numpy "
     "fastcache_ext",
@@ -61,7 +61,7 @@ FASTCACHE = {
     "demo": "budget face moe predictors fixture rawread numpy",
     "seed_replay": "face fixture numpy",
     "shards": "errors formats inventory layout numpy",
-    "packing": "errors formats inspection inventory layout shards sidecar fastcache_ext",  # of the last, the CRC
+    "packing": "errors units formats inspection inventory layout shards sidecar fastcache_ext",  # of the last, the CRC
     "inspection": "errors inventory layout quant numpy",
     "cli": "errors units outputs traces fixture demo seed_replay inspection integrity packing face moe click rich "
     "threadpoolctl",
@@ -71,6 +71,7 @@ FASTCACHE = {
 EXT = {
     "__init__": "",
     "atomics": "",
+    "built": "",
     "threads": "posix",
     "arena": "posix std",
     "evidence": "",
@@ -106,7 +107,7 @@ EXT = {
     "auto": "arena ioqueue policy table monitor ghosts recorder threads",
     "worker": "arena monitor landing auto ghosts threads uring",
     "hold": "arena monitor",
-    "given": "std",
+    "given": "cpython std",
     "core": "given threads counters evidence ghosts arena policy sums table ioqueue files liburing pread uring monitor "
     "port worker recorder cpython std hold",
     "tape": "arena monitor recorder core cpython std",

@@ -147,13 +147,30 @@ def test_a_depth_of_no_layer_is_refused():
         Speculator(depth=0)
 
 
-def test_the_example_decodes_with_lookahead(model):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", ROOT / "examples" / "lookahead.py", model, "--tokens", "6"],
+def example(*arguments):
+    return subprocess.run(
+        [sys.executable, "-W", "error", ROOT / "examples" / "lookahead.py", *arguments],
         capture_output=True,
         text=True,
         check=False,
         env={"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
     )
+
+
+def test_the_example_decodes_with_lookahead(model):
+    done = example(model, "--tokens", "6")
     assert done.returncode == 0, done.stderr
     assert "recall" in done.stdout and "bit-identical: yes" in done.stdout
+
+
+def test_the_example_says_mistakes_in_one_line_as_the_commands_do(model, tmp_path):
+    for arguments, code, says in (
+        (["/nowhere"], 1, "Error: CheckpointNotFound: /nowhere: no such file or directory\n"),
+        ([tmp_path], 1, f"Error: CheckpointError: {tmp_path}: no .safetensors or .gguf file in this directory\n"),
+        ([model, "--budget", "much"], 1, "Error: InvalidBudget: budget 'much' is not a size"),
+        ([model, "--tokens", "0"], 2, "--tokens must be at least 1; got 0\n"),
+    ):
+        done = example(*arguments)
+        assert done.returncode == code
+        assert says in done.stderr and "Traceback" not in done.stderr
+        assert not done.stdout

@@ -216,7 +216,7 @@ MISTAKES = {
         TypeError,
         "name is a string or None; got 5",
     ),
-    "half a token": (lambda store: store.mark_token(1.5), TypeError, "'float' object cannot be interpreted as"),
+    "half a token": (lambda store: store.mark_token(1.5), TypeError, "n must be an integer; got 1.5"),
     "an array for a lease": (
         lambda store: fastcache.linear(np.ones(4), np.ones((2, 4)), "gate"),
         TypeError,

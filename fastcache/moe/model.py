@@ -21,7 +21,7 @@ from fastcache.moe.cache import KVCache
 from fastcache.moe.decoder import decoder_of, norm_of
 from fastcache.moe.demands import check_config
 from fastcache.moe.layers import Layer, drafts_of, head_of
-from fastcache.moe.sampling import check_sampling, generator, sample, stop_tokens, whole
+from fastcache.moe.sampling import check_ids, check_sampling, generator, sample, stop_tokens
 from fastcache.moe.speculator import Speculator
 from fastcache.moe.tensors import Named, ResidentTrunk, hub_names
 from fastcache.moe.tokens import eos_of
@@ -32,6 +32,7 @@ from fastcache.quant.blocks import self_told
 from fastcache.quant.coded import coded_weight
 from fastcache.store import ExpertStore
 from fastcache.trunk import Trunk
+from fastcache.units import whole
 
 F32: TypeAlias = NDArray[np.float32]
 
@@ -281,10 +282,10 @@ class Model:
             raise ValueError(f"ids must be a list of token ids; got {ids!r}") from None
         if array.ndim != 1 or not array.size:
             raise ValueError(f"ids must be a list of at least one token id; got shape {array.shape}")
-        if array.dtype.kind not in "iu":
+        large = array.dtype == object and all(type(each) is int for each in array)  # integers beyond 64 bits
+        if array.dtype.kind not in "iu" and not large:
             raise ValueError(f"ids must be integers; got {array.dtype}")
-        if array.min() < 0 or array.max() >= self.vocabulary:
-            raise ValueError(f"ids must be from 0 to {self.vocabulary - 1}; got {array.min()} to {array.max()}")
+        check_ids("ids", array, self.vocabulary)
         return array.astype(np.int64)
 
     def _embedded(self, ids: NDArray[np.int64]) -> F32:

@@ -16,7 +16,7 @@ from fastcache.errors import InvalidBudget
 from fastcache.placement import size_classes
 from fastcache.slabs import Slabs, plan_slabs
 from fastcache.traces.trace import Array, Trace
-from fastcache.units import parse_bytes
+from fastcache.units import parse_bytes, whole
 
 PAGE = 4096  # bytes: a slot is whole pages
 
@@ -39,7 +39,7 @@ class Capacity:
 
 def of_slots(trace: Trace, slots: int) -> Capacity:
     """Return room for `slots` experts of whatever size, at most the pool."""
-    slots = min(slots, trace.pool)
+    slots = min(whole("slots", slots), trace.pool)
     return Capacity((slots,), np.zeros(trace.pool, np.uint8), slots / trace.pool if trace.pool else 0.0)
 
 
@@ -137,4 +137,4 @@ def with_sizes(trace: Trace, expert_bytes: int | str | None = None, top_k: int |
         if nbytes < 1:
             raise ValueError("expert bytes must be at least 1; got 0")
         trace = dataclasses.replace(trace, expert_nbytes=nbytes)
-    return trace if top_k is None else dataclasses.replace(trace, top_k=top_k)
+    return trace if top_k is None else dataclasses.replace(trace, top_k=whole("top_k", top_k, "or None"))
