@@ -45,8 +45,10 @@ cdef class Guesser(Lender):
         `heeded`: the device's scheduler heeds I/O priorities. Demands then get the real-time class, where this process may
         give it, and guesses the idle one.
         """
-        cdef fc_queue *q = &self.c.queue
+        cdef fc_queue *q
         cdef int was = fc_get_ioprio(), demand = 0
+        self.check()
+        q = &self.c.queue
         heeded = heeded and (self.ring != NULL or self.pread != NULL)
         if heeded and fc_set_ioprio(FC_IOPRIO_RT) == 0:
             demand = FC_IOPRIO_RT
