@@ -90,13 +90,19 @@ def test_decoding_steps_of_a_route_csv_are_batches_of_their_own(tmp_path):
     ("text", "line", "message"),
     [
         ("# route_trace v2\n", 1, "route_trace v1"),
-        ("# route_trace v1\n# layer=x expert_bytes=1\n", 2, "not numbers"),
+        ("# route_trace v1\n# layer=x expert_bytes=1\n", 2, "no layer and its bytes"),
+        ("# route_trace v1\n# layer=1024 expert_bytes=1\n", 2, "no layer and its bytes"),
+        ("# route_trace v1\n# layer=1 expert_bytes=-1\n", 2, "no layer and its bytes"),
         (HEADER + ROWS + "0,1,3,1,0\n", 13, "not turn,phase"),
         (HEADER + "0,1,3,1,0,x,1,0,9\n", 6, "not turn,phase"),
         (HEADER + "0,2,3,1,0,1,1,0,9\n", 6, "not turn,phase"),
         (HEADER + ROWS + "0,1,3,2,0,8,1,0,9\n", 13, "layer 2, expert 8: the file's header gives that layer 8"),
         (HEADER + ROWS + "0,1,3,0,0,1,1,0,9\n", 13, "layer 0, expert 1: the file's header gives that layer 0"),
         ("# route_trace v1\n0,1,3,0,0,1,1,0,9\n", None, "n_layer and n_expert"),
+        ("# route_trace v1\n# n_layer=1000000000 n_expert=8\n", None, "n_layer=1000000000"),
+        ("# route_trace v1\n# n_layer=3 n_expert=800000000000\n", None, "n_expert=800000000000"),
+        ("# route_trace v1\n# n_layer=3 n_expert=-8\n", None, "n_expert=-8"),
+        ("# route_trace v1\n# n_layer=3 n_expert=8 n_expert_used=two\n", None, "n_expert_used=two"),
     ],
 )
 def test_bad_lines_of_a_route_csv_are_named(tmp_path, text, line, message):

@@ -19,6 +19,7 @@ from fastcache.traces.runs import MAX_EXPERTS, MAX_LAYERS, Runs
 from fastcache.traces.trace import BLOCK, DECODE, PREFILL, UNKNOWN, Trace
 
 Path_ = str | os.PathLike[str]
+_FACTS = ("n_expert", "n_expert_used", "n_layer")
 _COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
 
 
@@ -53,11 +54,11 @@ def read_route_csv(path: Path_) -> Trace:
     """
     with open(path, "rb") as file:
         facts, sizes, number, line = _route_header(file, path)
-        try:
-            experts, top_k = int(facts["n_expert"]), int(facts.get("n_expert_used", 0)) or None
-            numbers = [layer for layer, size in sizes.items() if size > 0] or list(range(int(facts["n_layer"])))
-        except (KeyError, ValueError):
-            raise TraceError("the header does not give n_layer and n_expert as numbers", filename=path) from None
+        experts, top_k, n_layer = (_count_or_none(facts.get(name, "0")) for name in _FACTS)
+        numbers = [layer for layer, size in sizes.items() if size > 0] or list(range(min(n_layer or 0, MAX_LAYERS + 1)))
+        if top_k is None or not (experts and experts <= MAX_EXPERTS and 0 < len(numbers) <= MAX_LAYERS):
+            told = ", ".join(f"{name}={facts.get(name)}" for name in _FACTS)
+            raise TraceError(f"the header does not give n_layer and n_expert of a model: {told}", filename=path)
         with Runs(path, "line", dict.fromkeys(sorted(numbers), experts)) as runs:
             last = None
             rows: list[tuple[int, ...]] = []
@@ -82,7 +83,7 @@ def read_route_csv(path: Path_) -> Trace:
             _flush(runs, rows)
             model = Path(facts.get("model", str(path))).name
             nbytes = [sizes[layer] for layer in sorted(numbers)] if sizes else None
-            return runs.finish(model, top_k, nbytes)
+            return runs.finish(model, top_k or None, nbytes)
 
 
 def _route_header(file: Any, path: Path_) -> tuple[dict[str, str], dict[int, int], int, bytes]:
@@ -97,10 +98,10 @@ def _route_header(file: Any, path: Path_) -> tuple[dict[str, str], dict[int, int
     while line.startswith(b"#"):
         words = dict(word.split("=", 1) for word in line.decode("utf-8", "replace").split() if "=" in word)
         if "layer" in words and "expert_bytes" in words:
-            try:
-                sizes[int(words["layer"])] = int(words["expert_bytes"])
-            except ValueError:
-                raise TraceError(f"not numbers: {_short(line)}", filename=path, record=number, unit="line") from None
+            layer, size = (_count_or_none(words[name]) for name in ("layer", "expert_bytes"))
+            if layer is None or size is None or layer >= MAX_LAYERS:
+                raise TraceError(f"no layer and its bytes: {_short(line)}", filename=path, record=number, unit="line")
+            sizes[layer] = size
         else:
             facts |= words
         number, line = number + 1, file.readline()
@@ -244,6 +245,10 @@ def _count(value: object) -> int:
     if type(value) is not int or not 0 <= value < 2**31:
         raise ValueError(f"{value!r} is not a whole number")
     return value
+
+
+def _count_or_none(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
 
 
 def _reason(error: Exception) -> str:
