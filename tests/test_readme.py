@@ -1,5 +1,6 @@
 """The README keeps its word: its Python runs on a small checkpoint, its commands and their options exist."""
 
+import json
 import re
 import shlex
 import shutil
@@ -33,6 +34,32 @@ def test_every_variable_that_open_reads_is_named():
     read = {name for file in files for name in re.findall(r'"(FASTCACHE_[A-Z_]+)"', file.read_text())}
     assert len(read) >= 9
     assert read == set(re.findall(r"FASTCACHE_[A-Z_]+", README.read_text()))
+
+
+def test_the_rates_of_decoding_are_the_receipts():
+    path = ROOT / "bench" / "receipts" / "decoding.json"
+    if not path.exists():
+        pytest.skip("no receipts")
+    medians = json.loads(path.read_text())["median_million_weights_per_second"]
+    rates = {name: arms["linear"] for name, arms in medians.items()}
+    blocks = {name.removeprefix("GGML "): rate for name, rate in rates.items() if name.startswith("GGML ")}
+    slow, fast = min(blocks, key=blocks.__getitem__), max(blocks, key=blocks.__getitem__)
+    words = [name for name in rates if name.startswith(("GPTQ", "AWQ"))]
+    wanted = [
+        (rf"NumPy code \(([\d,]+) million weights a second for {slow} to", [slow]),
+        (rf"to ([\d,]+) for {fast}\)", [fast]),
+        (r"at ([\d,]+) million weights a second \(int4 with zero points\)", ["int4, groups of 32, zero points"]),
+        (r"to ([\d,]+) \(FP8 by row\)", ["E4M3, by row"]),
+        (r"and ([\d,]+) \(int8; one core", ["int8, by row"]),
+        (r"quantised attention, at ([\d,]+) to", [min(words, key=rates.__getitem__)]),
+        (r"quantised attention, at [\d,]+ to ([\d,]+)\.", [max(words, key=rates.__getitem__)]),
+    ]
+    text = " ".join(README.read_text().split())
+    for pattern, (name,) in wanted:
+        found = re.search(pattern, text)
+        assert found, pattern
+        rate = rates.get(name) or blocks[name]
+        assert int(found[1].replace(",", "")) == (rate if rate < 100 else round(rate, -1)), (name, rate)
 
 
 def test_the_python_of_the_readme_runs(disk):
