@@ -74,7 +74,7 @@ class Recording:
 
     @property
     def records(self) -> int:
-        """Records so far, of 8 bytes each; those that were lost not among them."""
+        """Records so far, of 8 bytes each, as docs/traces.md counts them; those that were lost not among them."""
         return self._state()[0]
 
     @property

@@ -87,6 +87,25 @@ def test_guesses_pins_and_events_are_left_out(tmp_path):
     assert len(records) == 17 and header.top_k == 2
 
 
+@pytest.mark.parametrize("block", [1 << 20, 7])
+def test_a_single_is_read_as_the_batch_of_one_that_it_stands_for(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(fmt, "BLOCK", block)
+    trace = made(batches=400)
+    write_trace(trace, tmp_path / "batches")
+    header, records = fmt.open_records(tmp_path / "batches")
+    of_one = np.flatnonzero((records["kind"] == 2) & (records["value"] == 1))
+    short = np.array(records)
+    short["kind"][of_one + 1], short["flags"][of_one + 1] = 4, 0
+    short = np.delete(short, of_one)
+    assert 20 < len(of_one) == (short["kind"] == 4).sum() < 200
+    (tmp_path / "singles").write_bytes(fmt.pack_header(header) + short.tobytes())
+    again = read_trace(tmp_path / "singles")
+    for name in ("keys", "batches", "phase", "token"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(trace, name), err_msg=name)
+    write_trace(again, tmp_path / "converted")  # in batches, as what is known of them is the same
+    assert (tmp_path / "converted").read_bytes() == (tmp_path / "batches").read_bytes()
+
+
 def test_a_trace_of_no_record_is_a_trace(tmp_path):
     trace = read_trace(write(tmp_path / "a"))
     assert (trace.requests, trace.pool, trace.name) == (0, 10, "m")
@@ -95,13 +114,17 @@ def test_a_trace_of_no_record_is_a_trace(tmp_path):
 @pytest.mark.parametrize(
     ("records", "number", "message"),
     [
-        ([record(4, 1)], 0, "kind 4"),
+        ([record(5, 1)], 0, "kind 5"),
         ([record(16, 1), record(0, 1)], 1, "kind 0"),
         ([*batch(1), record(3, 1)], 2, "outside a batch"),
         ([record(3, 1), *batch(1)], 0, "outside a batch"),
         ([record(1, 0), record(3, 1)], 1, "outside a batch"),
         ([record(2, 3), record(3, 1), record(1, 0)], 0, "has 3 keys, but 1 follow"),
         ([*batch(5), record(2, 2), record(3, 1)], 2, "has 2 keys, but 1 follow"),
+        ([record(2, 2), record(3, 1), record(4, 2)], 0, "has 2 keys, but 1 follow"),
+        ([record(4, 2), record(3, 1)], 1, "outside a batch"),
+        ([record(4, 2), *batch(1), record(4, 10)], 3, "key 10 is not below 10"),
+        ([record(4, -1)], 0, "key -1"),
         ([record(2, 0)], 0, "a batch of 0 keys"),
         ([record(2, 11)], 0, "a batch of 11 keys"),
         ([record(2, 1, 4), record(3, 1)], 0, "mode 4"),

@@ -23,7 +23,7 @@ from fastcache.traces.trace import BLOCK, DECODE, Array, Trace
 
 MAGIC = b"FCTRACE1"
 RECORD = np.dtype([("kind", "u1"), ("flags", "u1"), ("aux", "<u2"), ("value", "<i4")])
-TOKEN, BATCH, REQUEST, FIRST_EVENT = 1, 2, 3, 16  # values of `kind`
+TOKEN, BATCH, REQUEST, SINGLE, FIRST_EVENT = 1, 2, 3, 4, 16  # values of `kind`
 DEMAND, GUESS, PIN, WARM = 0, 1, 2, 3  # flags of a BATCH
 HIT, JOIN, MISS, NOT_KNOWN = 0, 1, 2, 255  # flags of a REQUEST
 _START = struct.Struct("<8sII")
@@ -165,6 +165,19 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     )
 
 
+def unfold(records: Array, at: Array) -> tuple[Array, Array]:
+    """Return records [n], and their numbers [n], with each SINGLE as the BATCH and the REQUEST that it stands for."""
+    single = records["kind"] == SINGLE
+    if not single.any():
+        return records, at
+    copies = 1 + single.astype(np.int64)
+    request = np.cumsum(copies)[single] - 1
+    records, at = np.repeat(records, copies), np.repeat(at, copies)
+    records["kind"][request], records["flags"][request] = REQUEST, HIT
+    records[request - 1] = (BATCH, DEMAND, 0, 1)
+    return records, at
+
+
 class _Reader:
     """Takes records block by block; a batch that a block cuts waits for the next. It is never larger than the pool."""
 
@@ -182,7 +195,8 @@ class _Reader:
 
     def take(self, block: Array, start: int) -> None:
         at = np.flatnonzero(block["kind"] < FIRST_EVENT)
-        records, at = np.concatenate([self.rest, block[at]]), np.concatenate([self.rest_at, at + start])
+        records, at = unfold(block[at], at + start)
+        records, at = np.concatenate([self.rest, records]), np.concatenate([self.rest_at, at])
         kind, value, flags = records["kind"], records["value"], records["flags"]
         self.refuse((kind < TOKEN) | (kind > REQUEST), at, "kind {} is not known", kind)
         opening = np.flatnonzero(kind != REQUEST)
