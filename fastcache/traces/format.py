@@ -12,13 +12,13 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from fastcache.errors import TraceError
 from fastcache.traces.columns import Batches
+from fastcache.traces.spool import regular, stem
 from fastcache.traces.trace import BLOCK, DECODE, Array, Trace
 
 MAGIC = b"FCTRACE1"
@@ -127,11 +127,11 @@ def open_records(path: str | os.PathLike[str]) -> tuple[Header, Array]:
     Raises
     ------
     TraceError
-        As read_header, or the file ends inside a record.
+        As read_header, or the file ends inside a record; as regular(), where it is no file.
     OSError
         The file cannot be read.
     """
-    with open(path, "rb") as file:
+    with regular(path) as again, open(again, "rb") as file:
         header, start = read_header(file, path)
         count, rest = divmod(os.fstat(file.fileno()).st_size - start, RECORD.itemsize)
         if rest:
@@ -155,7 +155,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         columns = out.finish()
     nbytes = header.expert_nbytes
     return Trace(
-        name=header.model or Path(path).stem,
+        name=header.model or stem(path),
         layers=header.layers,
         top_k=header.top_k,
         fingerprint=header.fingerprint,

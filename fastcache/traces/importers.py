@@ -16,9 +16,9 @@ import numpy as np
 from fastcache.errors import TraceError
 from fastcache.traces.format import MAGIC, read_trace
 from fastcache.traces.runs import MAX_EXPERTS, MAX_LAYERS, Runs
+from fastcache.traces.spool import Path_, regular, stem
 from fastcache.traces.trace import BLOCK, DECODE, PREFILL, UNKNOWN, Trace
 
-Path_ = str | os.PathLike[str]
 _FACTS = ("n_expert", "n_expert_used", "n_layer")
 _COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
 
@@ -34,12 +34,12 @@ def read_pairs(path: Path_) -> Trace:
     size = os.stat(path).st_size
     if size % 8:
         raise TraceError(f"the file ends after {size % 8} of its 8 bytes", filename=path, record=size // 8)
-    pairs = np.memmap(path, "<i4", "r").reshape(-1, 2) if size else np.zeros((0, 2), np.int32)
+    pairs = np.memmap(os.fspath(path), "<i4", "r").reshape(-1, 2) if size else np.zeros((0, 2), np.int32)
     with Runs(path) as runs:
         for start in range(0, len(pairs), BLOCK):
             block = pairs[start : start + BLOCK]
             runs.add(block[:, 0], block[:, 1], start + np.arange(len(block)))
-        return runs.finish(Path(path).stem, None)
+        return runs.finish(stem(path), None)
 
 
 def read_route_csv(path: Path_) -> Trace:
@@ -127,7 +127,7 @@ def read_routed_experts(path: Path_) -> Trace:
         It is no such array, or a token has the same expert twice, or a number that cannot be an expert's.
     """
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(os.fspath(path), mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         # NumPy takes what it does not know for a pickle, and says how to load that.
         why = "it starts like none" if "pickle" in str(error) else error
@@ -160,7 +160,7 @@ def read_routed_experts(path: Path_) -> Trace:
                     runs.add(numbers[0], row[0], start + i, token=start + i)
             else:
                 runs.add(layer, block.ravel(), token, token=token)
-        return runs.finish(Path(path).stem, top_k)
+        return runs.finish(stem(path), top_k)
 
 
 def read_megatron(path: Path_) -> Trace:
@@ -193,7 +193,7 @@ def read_megatron(path: Path_) -> Trace:
             runs.cut()
             runs.add(layer, experts.ravel(), number, phase=UNKNOWN, token=step)
             top_k = max(top_k or 0, experts.shape[1]) if len(experts) else top_k
-        return runs.finish(Path(path).stem, top_k)
+        return runs.finish(stem(path), top_k)
 
 
 def read_jsonl(path: Path_) -> Trace:
@@ -219,7 +219,7 @@ def read_jsonl(path: Path_) -> Trace:
                 ) from None
             runs.add(layer, np.asarray(experts, np.int64), number, phase=phase, token=token)
             widths.add(len(experts))
-        return runs.finish(Path(path).stem, widths.pop() if len(widths) == 1 else None)
+        return runs.finish(stem(path), widths.pop() if len(widths) == 1 else None)
 
 
 def _objects(path: Path_) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -299,15 +299,17 @@ def detect(path: Path_) -> str:
 def read(path: Path_, format: str | None = None) -> Trace:
     """Read a trace in any of FORMATS; None: the one that its first bytes show.
 
+    What comes through a pipe is kept in an unlinked file, under TMPDIR (else /var/tmp), while it is read.
+
     Raises
     ------
     TraceError
-        A bad file, or record, by number.
+        A bad file, or record, by number; a device; a pipe from which more comes than there is room for.
     ValueError
         There is no such format.
     OSError
     """
-    name = format or detect(path)
-    if name not in FORMATS:
-        raise ValueError(f"no trace format {name!r}; there are {', '.join(FORMATS)}")
-    return FORMATS[name](path)
+    if format is not None and format not in FORMATS:
+        raise ValueError(f"no trace format {format!r}; there are {', '.join(FORMATS)}")
+    with regular(path) as again:
+        return FORMATS[format or detect(again)](again)
