@@ -205,6 +205,24 @@ def test_lines_of_layer_token_and_experts(tmp_path):
     assert read(lines(path, {"layer": 0, "experts": [1]}, {"layer": 0, "experts": [1, 2]})).top_k is None
 
 
+def test_lines_are_a_batch_of_one_token_or_of_a_prefill_or_where_no_token_is_said(tmp_path):
+    def batches(*rows):
+        names = ("phase", "token", "experts")
+        objects = [{"layer": 0} | {k: v for k, v in zip(names, row, strict=True) if v is not None} for row in rows]
+        trace = read(lines(tmp_path / "a.jsonl", *objects))
+        told = zip(trace.phase.tolist(), trace.token.tolist(), (experts for _, experts in named(trace)), strict=True)
+        return list(told)
+
+    decode = [("decode", token, [token % 3, 3]) for token in range(5)]
+    assert batches(*decode) == [(2, token, [token % 3, 3]) for token in range(5)]
+    assert batches(("decode", 0, [1]), ("decode", 0, [2]), ("decode", 1, [2])) == [(2, 0, [1, 2]), (2, 1, [2])]
+    assert batches(("prefill", 0, [1]), ("prefill", 1, [2]), ("decode", 1, [2])) == [(1, 0, [1, 2]), (2, 1, [2])]
+    assert batches((None, 0, [1]), (None, 1, [2]), (None, 1, [3])) == [(0, 0, [1]), (0, 1, [2, 3])]
+    assert batches((None, None, [1]), (None, None, [2]), (None, 0, [3])) == [(0, -1, [1, 2]), (0, 0, [3])]
+    assert batches(("decode", None, [1]), ("decode", None, [2]), (None, None, [2])) == [(2, -1, [1, 2]), (0, -1, [2])]
+    assert batches(("prefill", None, [1]), ("prefill", 4, [2]), (None, 4, [1])) == [(1, -1, [1, 2]), (0, 4, [1])]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -199,7 +199,8 @@ def read_megatron(path: Path_) -> Trace:
 def read_jsonl(path: Path_) -> Trace:
     """Read lines of `{"layer": 3, "token": 17, "experts": [5, 1]}`; `phase`, "prefill" or "decode", may be there too.
 
-    Lines of one layer that follow one another are one batch, whatever their tokens are.
+    Lines of one layer that follow one another are one batch where they are of the same token, where all say phase
+    "prefill", and where none has a token; a change of phase ends a batch always.
 
     Raises
     ------
@@ -207,6 +208,7 @@ def read_jsonl(path: Path_) -> Trace:
         A line is not such an object.
     """
     widths: set[int] = set()
+    last = None
     with Runs(path, "line") as runs:
         for number, line in _objects(path):
             try:
@@ -217,6 +219,10 @@ def read_jsonl(path: Path_) -> Trace:
                 raise runs.refuse(
                     number, f'not {{"layer": .., "token": .., "experts": [..]}}: {_reason(error)}'
                 ) from None
+            now = phase, -1 if phase == PREFILL else token
+            if now != last:
+                runs.cut()
+                last = now
             runs.add(layer, np.asarray(experts, np.int64), number, phase=phase, token=token)
             widths.add(len(experts))
         return runs.finish(stem(path), widths.pop() if len(widths) == 1 else None)
