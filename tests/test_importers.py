@@ -54,6 +54,35 @@ def test_bad_pairs_are_named(tmp_path):
         assert caught.value.record == 1
 
 
+@pytest.mark.parametrize("bad", [0, 1, 7, 511])
+def test_a_bad_pair_at_the_start_is_named_where_no_format_is_given(tmp_path, bad):
+    rows = [(layer % 8, layer % 5) for layer in range(600)]
+    rows[bad] = (1, -1)
+    path = pairs(tmp_path / "a", *rows)
+    with pytest.raises(TraceError, match=f"record {bad}: layer 1, expert -1: no model has one.*--format") as caught:
+        read(path)
+    assert caught.value.record == bad
+
+
+@pytest.mark.parametrize("name", [None, "kimi-k3"])
+def test_pairs_of_int64_are_not_taken_for_pairs_of_int32(tmp_path, name):
+    path = tmp_path / "a"
+    routed = np.array([(layer, expert) for layer in range(3) for expert in (1, 0)])
+    for count in (2, 3, 6):
+        routed[:count].astype("<i8").tofile(path)
+        with pytest.raises(TraceError, match="pairs of int64: write int32"):
+            read(path, name)
+        routed[:count].astype("<i4").tofile(path)
+        assert read(path, name).requests == count
+    np.tile(routed + np.array([0, 2000]), (100_000, 1)).astype("<i8").tofile(path)  # many blocks
+    with pytest.raises(TraceError, match="pairs of int64"):
+        read(path, name)
+    # What a few pairs, or an odd number of them, may be.
+    assert read(pairs(path, (0, 0), (1, 0)), name).requests == 2
+    assert read(pairs(path, *[(layer, 0) for layer in range(5)]), name).requests == 5
+    assert read(pairs(path, *[(layer, layer == 7) for layer in range(8)]), name).requests == 8
+
+
 HEADER = """# route_trace v1
 # model=/some/where/Model-Q4.gguf arch=x n_layer=3 n_expert=8 n_expert_used=2
 # layer=1 expert_bytes=100 dense_bytes=5
@@ -256,10 +285,13 @@ def test_every_format_is_known_by_its_first_bytes(tmp_path):
     assert detect(path) == "route-csv"
     np.save(tmp_path / "a.npy", np.zeros((1, 1, 1), int))
     assert detect(tmp_path / "a.npy") == "vllm"
-    for data in (b"", b"abc", b"\xff" * 64, b"hello world, this is no trace"):
+    for data in (b"abc", b"\xff" * 63, b"hello world, this is no trace"):
         path.write_bytes(data)
         with pytest.raises(TraceError, match="not a trace of a known format"):
             read(path)
+    path.write_bytes(b"")
+    with pytest.raises(TraceError, match="an empty file"):
+        read(path)
     with pytest.raises(ValueError, match="no trace format 'x'"):
         read(path, "x")
 

@@ -17,7 +17,7 @@ from fastcache.errors import TraceError
 from fastcache.traces.format import MAGIC, read_trace
 from fastcache.traces.runs import MAX_EXPERTS, MAX_LAYERS, Runs
 from fastcache.traces.spool import Path_, regular, stem
-from fastcache.traces.trace import BLOCK, DECODE, PREFILL, UNKNOWN, Trace
+from fastcache.traces.trace import BLOCK, DECODE, PREFILL, UNKNOWN, Array, Trace
 
 _FACTS = ("n_expert", "n_expert_used", "n_layer")
 _COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
@@ -29,7 +29,7 @@ def read_pairs(path: Path_) -> Trace:
     Raises
     ------
     TraceError
-        The file is not whole pairs, or a pair cannot be one.
+        The file is not whole pairs, a pair cannot be one, or they look like pairs of int64.
     """
     size = os.stat(path).st_size
     if size % 8:
@@ -38,8 +38,21 @@ def read_pairs(path: Path_) -> Trace:
     with Runs(path) as runs:
         for start in range(0, len(pairs), BLOCK):
             block = pairs[start : start + BLOCK]
+            if start == 0 and _of_int64(block):
+                raise TraceError(
+                    "every second int32 is 0, as in pairs of int64: write int32, as numpy.astype('<i4').tofile does",
+                    filename=path,
+                )
             runs.add(block[:, 0], block[:, 1], start + np.arange(len(block)))
         return runs.finish(stem(path), None)
+
+
+def _of_int64(block: Array) -> bool:
+    """Whether int32 pairs are halves of int64: of small numbers, every second half is 0.
+
+    Of int32 pairs that would be a trace in which every layer asks for its expert 0 alone, time and again: no router's.
+    """
+    return len(block) >= 4 and len(block) % 2 == 0 and not block[:, 1].any() and bool(block[:, 0].any())
 
 
 def read_route_csv(path: Path_) -> Trace:
@@ -296,10 +309,23 @@ def detect(path: Path_) -> str:
             file.seek(0)
             line = next((line for line in file if line.strip()), b"")
             return "megatron" if b'"top_indices"' in line else "jsonl"
+        size = os.fstat(file.fileno()).st_size
     pairs = np.frombuffer(head, "<i4", len(head) // 8 * 2).reshape(-1, 2)
-    if len(pairs) and (pairs >= 0).all() and (pairs < (MAX_LAYERS, MAX_EXPERTS)).all():
+    wrong = np.flatnonzero(((pairs < 0) | (pairs >= (MAX_LAYERS, MAX_EXPERTS))).any(axis=1))
+    if len(pairs) and (not len(wrong) or _of_int64(pairs)):
         return "kimi-k3"
-    raise TraceError(f"not a trace of a known format; name it with --format: {', '.join(FORMATS)}", filename=path)
+    names = f"name it with --format: {', '.join(FORMATS)}"
+    if not size:
+        raise TraceError("an empty file", filename=path)
+    if size % 8 == 0:  # nothing but pairs has no start of its own: say which of them is none
+        layer, expert = pairs[wrong[0]].tolist()
+        raise TraceError(
+            f"layer {layer}, expert {expert}: no model has one. It is a pair of int32, if this is a trace of kimi-k3, "
+            f"and no other format starts like this file; {names}",
+            filename=path,
+            record=int(wrong[0]),
+        )
+    raise TraceError(f"not a trace of a known format; {names}", filename=path)
 
 
 def read(path: Path_, format: str | None = None) -> Trace:
