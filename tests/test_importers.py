@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from routing import groups_of, real, tokens
 
 import fastcache.traces.importers as importers
 import fastcache.traces.runs as runs
+from fastcache.cli import main
 from fastcache.errors import TraceError
 from fastcache.traces import write_trace
 from fastcache.traces.importers import FORMATS, detect, read
@@ -311,6 +313,23 @@ def test_one_run_in_every_format_is_one_trace(tmp_path):
         path = tmp_path / (name + ".npy" * (name == "vllm"))
         assert detect(path) == name
         assert named(read(path)) == groups, name
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_command_refuses_a_trace_without_requests(tmp_path, name):
+    path = tmp_path / "a.npy"
+    path.write_bytes(b"")
+    if name == "vllm":
+        np.save(path, np.zeros((0, 4, 2), int))
+    elif name == "route-csv":
+        path.write_text(HEADER)
+    elif name == "fastcache":
+        write_trace(tokens(count=0), path)
+    for command in (["replay", path], ["mrc", path], ["advise", tmp_path, "--trace", path]):
+        result = CliRunner().invoke(main, [*map(str, command), "--format", name])
+        assert result.exit_code == 1, result.output
+        assert result.stderr == f"Error: TraceError: {path}: no request is in it: a trace that asks for nothing\n"
+    assert read(path, name).requests == 0
 
 
 def test_real_traces_are_what_their_readme_says():
