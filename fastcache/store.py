@@ -318,7 +318,7 @@ class ExpertStore(Server):
         return recording.record(self, header, path, max_bytes, overwrite=overwrite)
 
     def mark_token(self, n: int = 1) -> None:
-        """Say that what is requested from here on is for the next n tokens (of a prompt, say), in a recording."""
+        """Say that what is requested from here on is for the next n < 2**31 tokens (a prompt, say), in a recording."""
         recording.mark_token(self, whole("n", n))
 
     # ---- ends

@@ -16,6 +16,7 @@ from fastcache_ext.recorder cimport (
 
 ENDED = ("", "stopped", "closed", "max_bytes", "error")     # by FC_ENDED_*
 RING = 1 << 19                          # records: 4 MiB while a recording runs
+MOST_TOKENS = 2**31 - 1                 # at once: a record's value has 32 bits
 LEAST_BYTES = 8 * RECORDER_LEAST        # of a file, besides its header
 cdef int64_t SLICE_NS = 200000000       # a wait looks for signals this often
 
@@ -111,9 +112,9 @@ def policy_in_use(Core core not None):
     return kind
 
 
-def mark_token(Core core not None, int64_t n):
+def mark_token(Core core not None, n):
     """What is requested from here on is for the next n tokens."""
     core.check()
-    if n < 0:
-        raise ValueError(f"a number of tokens, not {n}")
+    if not 0 <= n <= MOST_TOKENS:
+        raise ValueError(f"n must be from 0 to {MOST_TOKENS} tokens; got {n}")
     core_mark_token(core.c, n)

@@ -113,7 +113,7 @@ def test_layers_keep_their_numbers_whatever_the_dense_keys_are(model):
 
 
 def test_nothing_to_go_by_is_said(model):
-    with pytest.raises(ValueError, match="asks for nothing"):
+    with pytest.raises(TraceError, match="asks for nothing"):
         advise(model, trace_of([], [20]), rate=RATE)
 
 

@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from routing import groups_of, real, tokens
 
 import fastcache.traces.importers as importers
 import fastcache.traces.runs as runs
+from fastcache.cli import main
 from fastcache.errors import TraceError
 from fastcache.traces import write_trace
 from fastcache.traces.importers import FORMATS, detect, read
@@ -52,6 +54,35 @@ def test_bad_pairs_are_named(tmp_path):
         with pytest.raises(TraceError, match=f"record 1: layer {row[0]}, expert {row[1]}: no model has one") as caught:
             read(pairs(tmp_path / "a", (0, 0), row), "kimi-k3")
         assert caught.value.record == 1
+
+
+@pytest.mark.parametrize("bad", [0, 1, 7, 511])
+def test_a_bad_pair_at_the_start_is_named_where_no_format_is_given(tmp_path, bad):
+    rows = [(layer % 8, layer % 5) for layer in range(600)]
+    rows[bad] = (1, -1)
+    path = pairs(tmp_path / "a", *rows)
+    with pytest.raises(TraceError, match=f"record {bad}: layer 1, expert -1: no model has one.*--format") as caught:
+        read(path)
+    assert caught.value.record == bad
+
+
+@pytest.mark.parametrize("name", [None, "kimi-k3"])
+def test_pairs_of_int64_are_not_taken_for_pairs_of_int32(tmp_path, name):
+    path = tmp_path / "a"
+    routed = np.array([(layer, expert) for layer in range(3) for expert in (1, 0)])
+    for count in (2, 3, 6):
+        routed[:count].astype("<i8").tofile(path)
+        with pytest.raises(TraceError, match="pairs of int64: write int32"):
+            read(path, name)
+        routed[:count].astype("<i4").tofile(path)
+        assert read(path, name).requests == count
+    np.tile(routed + np.array([0, 2000]), (100_000, 1)).astype("<i8").tofile(path)  # many blocks
+    with pytest.raises(TraceError, match="pairs of int64"):
+        read(path, name)
+    # What a few pairs, or an odd number of them, may be.
+    assert read(pairs(path, (0, 0), (1, 0)), name).requests == 2
+    assert read(pairs(path, *[(layer, 0) for layer in range(5)]), name).requests == 5
+    assert read(pairs(path, *[(layer, layer == 7) for layer in range(8)]), name).requests == 8
 
 
 HEADER = """# route_trace v1
@@ -205,6 +236,24 @@ def test_lines_of_layer_token_and_experts(tmp_path):
     assert read(lines(path, {"layer": 0, "experts": [1]}, {"layer": 0, "experts": [1, 2]})).top_k is None
 
 
+def test_lines_are_a_batch_of_one_token_or_of_a_prefill_or_where_no_token_is_said(tmp_path):
+    def batches(*rows):
+        names = ("phase", "token", "experts")
+        objects = [{"layer": 0} | {k: v for k, v in zip(names, row, strict=True) if v is not None} for row in rows]
+        trace = read(lines(tmp_path / "a.jsonl", *objects))
+        told = zip(trace.phase.tolist(), trace.token.tolist(), (experts for _, experts in named(trace)), strict=True)
+        return list(told)
+
+    decode = [("decode", token, [token % 3, 3]) for token in range(5)]
+    assert batches(*decode) == [(2, token, [token % 3, 3]) for token in range(5)]
+    assert batches(("decode", 0, [1]), ("decode", 0, [2]), ("decode", 1, [2])) == [(2, 0, [1, 2]), (2, 1, [2])]
+    assert batches(("prefill", 0, [1]), ("prefill", 1, [2]), ("decode", 1, [2])) == [(1, 0, [1, 2]), (2, 1, [2])]
+    assert batches((None, 0, [1]), (None, 1, [2]), (None, 1, [3])) == [(0, 0, [1]), (0, 1, [2, 3])]
+    assert batches((None, None, [1]), (None, None, [2]), (None, 0, [3])) == [(0, -1, [1, 2]), (0, 0, [3])]
+    assert batches(("decode", None, [1]), ("decode", None, [2]), (None, None, [2])) == [(2, -1, [1, 2]), (0, -1, [2])]
+    assert batches(("prefill", None, [1]), ("prefill", 4, [2]), (None, 4, [1])) == [(1, -1, [1, 2]), (0, 4, [1])]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -238,10 +287,13 @@ def test_every_format_is_known_by_its_first_bytes(tmp_path):
     assert detect(path) == "route-csv"
     np.save(tmp_path / "a.npy", np.zeros((1, 1, 1), int))
     assert detect(tmp_path / "a.npy") == "vllm"
-    for data in (b"", b"abc", b"\xff" * 64, b"hello world, this is no trace"):
+    for data in (b"abc", b"\xff" * 63, b"hello world, this is no trace"):
         path.write_bytes(data)
         with pytest.raises(TraceError, match="not a trace of a known format"):
             read(path)
+    path.write_bytes(b"")
+    with pytest.raises(TraceError, match="an empty file"):
+        read(path)
     with pytest.raises(ValueError, match="no trace format 'x'"):
         read(path, "x")
 
@@ -261,6 +313,23 @@ def test_one_run_in_every_format_is_one_trace(tmp_path):
         path = tmp_path / (name + ".npy" * (name == "vllm"))
         assert detect(path) == name
         assert named(read(path)) == groups, name
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_command_refuses_a_trace_without_requests(tmp_path, name):
+    path = tmp_path / "a.npy"
+    path.write_bytes(b"")
+    if name == "vllm":
+        np.save(path, np.zeros((0, 4, 2), int))
+    elif name == "route-csv":
+        path.write_text(HEADER)
+    elif name == "fastcache":
+        write_trace(tokens(count=0), path)
+    for command in (["replay", path], ["mrc", path], ["advise", tmp_path, "--trace", path]):
+        result = CliRunner().invoke(main, [*map(str, command), "--format", name])
+        assert result.exit_code == 1, result.output
+        assert result.stderr == f"Error: TraceError: {path}: no request is in it: a trace that asks for nothing\n"
+    assert read(path, name).requests == 0
 
 
 def test_real_traces_are_what_their_readme_says():

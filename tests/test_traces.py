@@ -106,6 +106,21 @@ def test_a_single_is_read_as_the_batch_of_one_that_it_stands_for(tmp_path, monke
     assert (tmp_path / "converted").read_bytes() == (tmp_path / "batches").read_bytes()
 
 
+@pytest.mark.parametrize("block", [1 << 20, 5, 2, 1])
+def test_a_batch_is_of_the_phase_that_the_last_token_or_phase_record_before_it_says(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(fmt, "BLOCK", block)
+    prefill, decode, none = (record(30, 0, aux=aux) for aux in (1, 2, 0))
+    first, *rest = batch(4, 5, 6)
+    path = write(
+        tmp_path / "a", *batch(1), record(1, 7), prefill, *batch(1), *batch(2, mode=1), first, decode, *rest,
+        record(4, 2), record(1, 8, aux=1), *batch(3), none, record(4, 9), decode, *batch(0, 1),
+    )  # fmt: skip
+    trace = read_trace(path)
+    assert trace.phase.tolist() == [0, 1, 1, 2, 1, 0, 2]
+    assert trace.token.tolist() == [-1, 7, 7, 7, 8, 8, 8]
+    assert trace.keys.tolist() == [1, 1, 4, 5, 6, 2, 3, 9, 0, 1]
+
+
 def test_a_trace_of_no_record_is_a_trace(tmp_path):
     trace = read_trace(write(tmp_path / "a"))
     assert (trace.requests, trace.pool, trace.name) == (0, 10, "m")
@@ -129,6 +144,7 @@ def test_a_trace_of_no_record_is_a_trace(tmp_path):
         ([record(2, 11)], 0, "a batch of 11 keys"),
         ([record(2, 1, 4), record(3, 1)], 0, "mode 4"),
         ([record(1, 0, aux=3)], 0, "phase 3"),
+        ([*batch(1), record(30, 0, aux=4)], 2, "phase 4"),
         ([*batch(1), *batch(2, 10)], 4, "key 10 is not below 10"),
         ([*batch(-1)], 1, "key -1"),
         ([*batch(1, 2, 3), *batch(4, 5, 4)], 7, "key 4 is twice"),

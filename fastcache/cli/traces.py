@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from fastcache.cli.options import Size
+from fastcache.errors import TraceError
 from fastcache.traces.capacity import with_sizes
 from fastcache.traces.importers import FORMATS, read
 from fastcache.traces.trace import Trace
@@ -30,8 +31,11 @@ def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_as(path: str, format: str | None, expert_bytes: int | None, top_k: int | None) -> Trace:
-    """Return the trace that those options name."""
-    return with_sizes(read(path, format), expert_bytes, top_k)
+    """Return the trace that those options name. TraceError, besides: there is no request in it, so no rate of hits."""
+    trace = read(path, format)
+    if not trace.requests:
+        raise TraceError("no request is in it: a trace that asks for nothing", filename=path)
+    return with_sizes(trace, expert_bytes, top_k)
 
 
 def percent(rate: float) -> str:

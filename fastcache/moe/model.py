@@ -166,10 +166,10 @@ class Model:
         cache = self.new_cache() if cache is None else cache
         start = cache.length
         phase = nullcontext() if self.store is None else self.store.phase("decode" if len(ids) == 1 else "prefill")
-        if self.store is not None:
-            self.store.mark_token(len(ids))
         try:
             with phase, np.errstate(all="ignore"):  # what is no number is an error below, and one that says where
+                if self.store is not None:
+                    self.store.mark_token(len(ids))
                 h = self._embedded(ids)
                 _check_finite(h, self._embedding)
                 for n, (layer, kept) in enumerate(zip(self._layers, cache, strict=True)):

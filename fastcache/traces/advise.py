@@ -149,9 +149,11 @@ def advise(
 
     Raises
     ------
-    CheckpointError, TraceError, OSError
+    CheckpointError, OSError
+    TraceError
+        The trace asks for nothing, or for an expert that the model does not have.
     ValueError
-        The trace asks for nothing, top_k is not known, or there is no such policy.
+        top_k is not known, or there is no such policy.
     """
     if policy not in policies():
         raise ValueError(f"a store has no policy {policy!r}, only {', '.join(policies())}")
@@ -159,7 +161,7 @@ def advise(
     trace = with_sizes(of_model(trace, layout), top_k=top_k)
     cycle = cycle_bytes(trace)
     if not trace.requests:
-        raise ValueError("the trace asks for nothing")
+        raise TraceError("a trace that asks for nothing", filename=trace.name)
     slots = slot_sizes(trace)
     if cycle is None or slots is None:
         raise ValueError("neither the model nor the trace says top_k: give --top-k")

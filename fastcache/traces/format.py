@@ -1,7 +1,7 @@
 """fastcache's own trace format: a JSON header, then records of 8 bytes. docs/traces.md describes it.
 
-Owns the bytes: header, record layout, reader, writer. Events (kinds from FIRST_EVENT on) belong to the recorder; they
-are skipped here. Imports errors and NumPy.
+Owns the bytes: header, record layout, reader, writer. Events (kinds from FIRST_EVENT on) belong to the recorder; all
+but PHASE are skipped here. Imports errors and NumPy.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from fastcache.errors import TraceError
 from fastcache.traces.columns import Batches
+from fastcache.traces.spool import regular, stem
 from fastcache.traces.trace import BLOCK, DECODE, Array, Trace
 
 MAGIC = b"FCTRACE1"
 RECORD = np.dtype([("kind", "u1"), ("flags", "u1"), ("aux", "<u2"), ("value", "<i4")])
-TOKEN, BATCH, REQUEST, SINGLE, FIRST_EVENT = 1, 2, 3, 4, 16  # values of `kind`
+TOKEN, BATCH, REQUEST, SINGLE, FIRST_EVENT, PHASE = 1, 2, 3, 4, 16, 30  # values of `kind`
 DEMAND, GUESS, PIN, WARM = 0, 1, 2, 3  # flags of a BATCH
 HIT, JOIN, MISS, NOT_KNOWN = 0, 1, 2, 255  # flags of a REQUEST
 _START = struct.Struct("<8sII")
@@ -127,11 +127,11 @@ def open_records(path: str | os.PathLike[str]) -> tuple[Header, Array]:
     Raises
     ------
     TraceError
-        As read_header, or the file ends inside a record.
+        As read_header, or the file ends inside a record; as regular(), where it is no file.
     OSError
         The file cannot be read.
     """
-    with open(path, "rb") as file:
+    with regular(path) as again, open(again, "rb") as file:
         header, start = read_header(file, path)
         count, rest = divmod(os.fstat(file.fileno()).st_size - start, RECORD.itemsize)
         if rest:
@@ -155,7 +155,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         columns = out.finish()
     nbytes = header.expert_nbytes
     return Trace(
-        name=header.model or Path(path).stem,
+        name=header.model or stem(path),
         layers=header.layers,
         top_k=header.top_k,
         fingerprint=header.fingerprint,
@@ -183,7 +183,8 @@ class _Reader:
 
     def __init__(self, path: str | os.PathLike[str], pool: int, out: Batches) -> None:
         self.path, self.pool, self.out = path, pool, out
-        self.now = (0, -1)  # phase and token
+        self.token = -1
+        self.phases, self.phases_at = np.zeros(1, np.uint16), np.full(1, -1)  # and which record says so
         self.rest, self.rest_at = np.zeros(0, RECORD), np.zeros(0, np.int64)
 
     def refuse(self, wrong: Array, at: Array, message: str, values: Array | None = None) -> None:
@@ -194,6 +195,10 @@ class _Reader:
             raise TraceError(text, filename=self.path, record=int(at[i]))
 
     def take(self, block: Array, start: int) -> None:
+        said = np.flatnonzero((block["kind"] == TOKEN) | (block["kind"] == PHASE))
+        self.phases = np.concatenate([self.phases, block["aux"][said]])
+        self.phases_at = np.concatenate([self.phases_at, said + start])
+        self.refuse(self.phases > DECODE, self.phases_at, "phase {} is not known", self.phases)
         at = np.flatnonzero(block["kind"] < FIRST_EVENT)
         records, at = unfold(block[at], at + start)
         records, at = np.concatenate([self.rest, records]), np.concatenate([self.rest_at, at])
@@ -204,8 +209,6 @@ class _Reader:
         wrong = is_batch & ((value[opening] < 1) | (value[opening] > self.pool))
         self.refuse(wrong, at[opening], f"a batch of {{}} keys, of {self.pool}", value[opening])
         self.refuse(is_batch & (flags[opening] > WARM), at[opening], "a batch of mode {}", flags[opening])
-        wrong = ~is_batch & (records["aux"][opening] > DECODE)
-        self.refuse(wrong, at[opening], "a token of phase {}", records["aux"][opening])
         # What follows an opening record: as many requests as a batch says, none after a token.
         due = np.where(is_batch, value[opening], 0).astype(np.int64)
         follow = np.diff(opening, append=len(records)) - 1
@@ -237,14 +240,18 @@ class _Reader:
         same = np.zeros(len(keys), bool)
         same[order[1:]] = (np.diff(keys[order]) == 0) & (np.diff(owner[order]) == 0)
         self.refuse(same, where, "key {} is twice in its batch", keys)
-        # Which token each batch belongs to: the last one before it.
+        # Which token each batch belongs to, and which phase: what the last record before it says.
         tokens = opening[~is_batch]
-        phases = np.concatenate([[self.now[0]], records["aux"][tokens]])
-        numbers = np.concatenate([[self.now[1]], records["value"][tokens].astype(np.int64)])
-        self.now = int(phases[-1]), int(numbers[-1])
+        numbers = np.concatenate([[self.token], records["value"][tokens].astype(np.int64)])
+        self.token = int(numbers[-1])
         mine = np.searchsorted(tokens, edges)
+        phase = np.searchsorted(self.phases_at, at[edges]) - 1
         demand = records["flags"][edges] == DEMAND
-        self.out.append(keys[np.repeat(demand, sizes)], sizes[demand], phases[mine][demand], numbers[mine][demand])
+        self.out.append(
+            keys[np.repeat(demand, sizes)], sizes[demand], self.phases[phase][demand], numbers[mine][demand]
+        )
+        kept = np.searchsorted(self.phases_at, self.rest_at[0]) - 1 if len(self.rest_at) else -1
+        self.phases, self.phases_at = self.phases[kept:], self.phases_at[kept:]
 
     def end(self) -> None:
         """Nothing follows: refuse a batch that waits for more."""
