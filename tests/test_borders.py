@@ -34,7 +34,7 @@ FASTCACHE = {
     "slabs": "placement",
     "inventory": "errors keys units formats layout sources placement numpy",
     "sizing": "budget inventory memory placement settings units numpy slabs",
-    "sidecar": "errors fingerprint inventory placement numpy fastcache_ext",  # its CRC alone
+    "sidecar": "errors fingerprint inventory outputs placement numpy fastcache_ext",  # its CRC alone
     "assembly": "errors units formats settings sidecar describe inventory placement sizing numpy",
     "waves": "",
     "warming": "keys",
