@@ -310,7 +310,7 @@ class ExpertStore(Server):
         Raises
         ------
         OSError
-            The file is there and `overwrite` is not set, or cannot be written. Later, that ends the recording.
+            The file is there and no trace, or `overwrite` is not set; or it cannot be written: later, that ends it.
         RecordingError, ValueError
             The store is being recorded already; `max_bytes` has no room for records.
         """
