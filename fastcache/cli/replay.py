@@ -81,6 +81,8 @@ def replay(
         "pool": read.pool,
         "layers": len(read.layers),
         "top_k": read.top_k,
+        "complete": read.complete,
+        "lost": read.lost,
         "rows": [row.to_dict() for row in rows],
     }
     if as_json:

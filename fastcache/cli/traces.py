@@ -33,9 +33,13 @@ def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_as(path: str, format: str | None, expert_bytes: int | None, top_k: int | None) -> Trace:
-    """Return the trace that those options name."""
+    """Return the trace that those options name; one that is only a part is said to be, on stderr."""
     with naming_scratch():
-        return with_sizes(read(path, format), expert_bytes, top_k)
+        trace = with_sizes(read(path, format), expert_bytes, top_k)
+    if not trace.complete:
+        why = f"{trace.lost} records were lost" if trace.lost else "the process died, or the disk was full"
+        click.echo(f"{path}: a part of a run: {why}; what follows is of that part", err=True)
+    return trace
 
 
 @contextlib.contextmanager

@@ -58,6 +58,8 @@ class Advice:
     usable_bytes: int  # free, less trunk, less a reserve
     read_gb_per_s: float
     direct: bool  # whether that was measured with O_DIRECT
+    complete: bool  # of the trace: see Trace
+    lost: int  # likewise, records
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything by name, for JSON."""
@@ -200,6 +202,8 @@ def advise(
         usable_bytes=usable,
         read_gb_per_s=rate.gb_per_s,
         direct=rate.direct,
+        complete=trace.complete,
+        lost=trace.lost,
     )
 
 
