@@ -115,7 +115,13 @@ class Recording:
 
 
 def header_of(
-    store: Server, name: str, inventory: Inventory, payload: np.ndarray[Any, Any], sizing: Sizing, settings: Settings
+    store: Server,
+    name: str,
+    inventory: Inventory,
+    payload: np.ndarray[Any, Any],
+    sizing: Sizing,
+    settings: Settings,
+    fingerprint: str = "",
 ) -> Header:
     """Return the header of a store's trace. `payload`: bytes of each expert, int64 [K]."""
     import fastcache  # its version, which it does not know while this module is imported
@@ -129,6 +135,7 @@ def header_of(
         nbytes = tuple(sizes.pop() for sizes in per_layer)
     return Header(
         model=name,
+        fingerprint=fingerprint,
         layers=tuple(inventory.layers),
         top_k=inventory.top_k,
         expert_nbytes=nbytes[0] if len(set(nbytes)) == 1 else nbytes,

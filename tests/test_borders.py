@@ -49,7 +49,8 @@ FASTCACHE = {
     "integrity": "errors failures fingerprint inventory keys outputs settings sidecar store numpy",
     "recording": "errors outputs units settings inventory sizing traces face numpy fastcache_ext",  # face: version
     "metrics": "describe errors reports stats store prometheus_client",
-    "traces": "errors keys outputs units budget memory layout placement slabs rawread numpy matplotlib fastcache_ext",
+    "traces": "errors keys outputs units budget memory layout placement slabs rawread assembly fingerprint inventory "
+    "sizing numpy matplotlib fastcache_ext",
     "quant": "errors formats numpy ml_dtypes gguf",
     "linear": "errors formats quant numpy",
     "moe": "errors keys units formats layout quant linear trunk predictors settings store opening numpy ml_dtypes "

@@ -11,7 +11,6 @@ import pytest
 from checkpoints import moe_dir, qwen, split_experts
 from click.testing import CliRunner
 
-
 import fastcache
 from fastcache.cli import main
 from fastcache.traces import read_trace, write_trace
