@@ -1,14 +1,13 @@
 """Predictors: which experts a layer is about to need. Small objects, each with a tally of how often it was right.
 
-Owns the guessing rules. Knows no store and no model: hidden states and routers are handed in. Imports errors, keys and
-units.
+Owns the guessing rules. Knows no store and no model: hidden states and routers are handed in. Imports errors, keys,
+outputs and units.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,13 @@ from numpy.typing import NDArray
 
 from fastcache.errors import CheckpointMismatch, HotListError
 from fastcache.keys import ExpertKey
+from fastcache.outputs import check_output, is_ordinary, refuse_other_kind, whole_file
 from fastcache.units import is_flag, whole
 
 F32: TypeAlias = NDArray[np.float32]
 Likely: TypeAlias = Callable[[F32, int], Sequence[int]]  # hidden [T, H], n -> n experts a token, likeliest first
 _FORMAT = "fastcache hot list 1"
+_HEAD = b'{"format": "fastcache hot list '  # of any version: what save() may replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +210,19 @@ class HotList(_Counted):
         return sum(int((heat > 0).sum()) for heat in self._heat.values())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON. Readers see the old file or the new one, whole."""
-        path = Path(path)
+        """Write it as JSON. Readers see the old file or the new one, whole.
+
+        Raises
+        ------
+        FileExistsError
+            There is something that is no hot list, or no ordinary file.
+        OSError
+            It cannot be written there.
+        """
+        check_output(path)
+        if os.path.exists(path) and not is_ordinary(path):
+            raise FileExistsError(f"{os.fspath(path)}: is no ordinary file, and no hot list is kept there")
+        refuse_other_kind(path, lambda head: head.startswith(_HEAD), "hot list")
         layers = {str(layer): heat.tolist() for layer, heat in sorted(self._heat.items())}
         text = json.dumps(
             {
@@ -221,15 +233,8 @@ class HotList(_Counted):
                 "heat": layers,
             }
         )
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        with whole_file(path) as file:
+            file.write(text.encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], fingerprint: str) -> HotList:

@@ -310,11 +310,12 @@ class ExpertStore(Server):
         Raises
         ------
         OSError
-            The file is there and `overwrite` is not set, or cannot be written. Later, that ends the recording.
+            The file is there and no trace, or `overwrite` is not set; or it cannot be written: later, that ends it.
         RecordingError, ValueError
             The store is being recorded already; `max_bytes` has no room for records.
         """
-        header = recording.header_of(self, self.name, self._inventory, self._payload, self._sizing, self._settings)
+        about = self._inventory, self._payload, self._sizing, self._settings
+        header = recording.header_of(self, self.name, *about, self.fingerprint)
         return recording.record(self, header, path, max_bytes, overwrite=overwrite)
 
     def mark_token(self, n: int = 1) -> None:

@@ -34,34 +34,35 @@ FASTCACHE = {
     "slabs": "placement",
     "inventory": "errors keys units formats layout sources placement numpy",
     "sizing": "budget inventory memory placement settings units numpy slabs",
-    "sidecar": "errors fingerprint inventory placement numpy fastcache_ext",  # its CRC alone
+    "sidecar": "errors fingerprint inventory outputs placement numpy fastcache_ext",  # its CRC alone
     "assembly": "errors units formats settings sidecar describe inventory placement sizing numpy",
     "waves": "",
     "warming": "keys",
     "fingerprint": "inventory numpy",
     "trunk": "errors formats layout numpy",
-    "predictors": "errors keys units numpy",
+    "predictors": "errors keys outputs units numpy",
     "store": "assembly errors keys units settings failures curve describe speculation stats reports fingerprint "
     "placement inventory sizing sidecar pyworker warming waves recording trunk formats layout sources numpy "
     "fastcache_ext",
     "opening": "settings store",
     "outputs": "",
     "integrity": "errors failures fingerprint inventory keys outputs settings sidecar store numpy",
-    "recording": "errors units settings inventory sizing traces face numpy fastcache_ext",  # of face, the version
+    "recording": "errors outputs units settings inventory sizing traces face numpy fastcache_ext",  # face: version
     "metrics": "describe errors reports stats store prometheus_client",
-    "traces": "errors keys units budget memory layout placement slabs rawread numpy matplotlib fastcache_ext",
+    "traces": "errors keys outputs units budget memory layout placement slabs rawread assembly fingerprint inventory "
+    "sizing numpy matplotlib fastcache_ext",
     "quant": "errors formats numpy ml_dtypes gguf",
     "linear": "errors formats quant numpy",
     "moe": "errors keys units formats layout quant linear trunk predictors settings store opening numpy ml_dtypes "
     "tokenizers",
     "registering": "layout moe",
     "__init__": "errors keys layout sources stats store linear opening registering",
-    "fixture": "numpy",
+    "fixture": "outputs numpy",
     "rawread": "numpy",
     "demo": "budget face moe predictors fixture rawread numpy",
     "seed_replay": "face fixture numpy",
     "shards": "errors formats inventory layout numpy",
-    "packing": "errors units formats inspection inventory layout shards sidecar fastcache_ext",  # of the last, the CRC
+    "packing": "errors outputs units formats inspection inventory layout shards sidecar fastcache_ext",  # its CRC
     "inspection": "errors inventory layout quant numpy",
     "cli": "errors units outputs traces fixture demo seed_replay inspection integrity packing face moe click rich "
     "threadpoolctl",

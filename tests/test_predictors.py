@@ -85,7 +85,7 @@ def test_it_is_saved_whole_and_loaded_the_same(tmp_path):
     hot = HotList("abc", half_life=5, n=3)
     hot.observe(2, routed([3, 5], [5, 1]))
     path = tmp_path / "hot.json"
-    path.write_text("something older")
+    HotList("older").save(path)
     hot.save(path)
     assert os.listdir(tmp_path) == ["hot.json"]
     again = HotList.load(path, "abc")
@@ -127,6 +127,18 @@ def test_a_file_that_cannot_be_replaced_leaves_no_litter(tmp_path):
     with pytest.raises(OSError, match=r"hot\.json"):
         HotList("abc").save(tmp_path / "hot.json")
     assert os.listdir(tmp_path) == ["hot.json"]
+
+
+def test_nothing_but_a_hot_list_is_replaced_by_one(tmp_path):
+    model, pipe = tmp_path / "model.safetensors", tmp_path / "pipe"
+    model.write_bytes(b"weights")
+    os.mkfifo(pipe)
+    for path, why in ((model, "no hot list"), (pipe, "no ordinary file"), ("/dev/full", "no ordinary file")):
+        before = os.stat(path)
+        with pytest.raises(FileExistsError, match=why):
+            HotList("abc").save(path)
+        assert (os.stat(path).st_mode, os.stat(path).st_ino) == (before.st_mode, before.st_ino)
+    assert model.read_bytes() == b"weights" and sorted(os.listdir(tmp_path)) == ["model.safetensors", "pipe"]
 
 
 def test_a_half_life_is_positive():
