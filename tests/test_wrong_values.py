@@ -1,9 +1,11 @@
 """Wrong values are refused where they are given: by name, in one line, and never taken for the default."""
 
+import importlib
 import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -174,6 +176,27 @@ def test_a_predictor_that_is_none_is_refused_before_a_token_is_computed(disk):
 def test_the_modules_that_the_readme_names_need_no_import_of_their_own():
     code = "import fastcache as f; f.predictors.HotList; f.traces.replay_exact; f.moe.Speculator"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_error_is_in_the_face_of_the_package():
+    raised = {name for name, value in vars(fastcache.errors).items() if isinstance(value, type)}
+    raised = {name for name in raised if getattr(fastcache.errors, name).__module__ == "fastcache.errors"}
+    assert len(raised) > 30 and raised <= set(fastcache.__all__)
+    assert all(getattr(fastcache, name) is getattr(fastcache.errors, name) for name in raised)
+
+
+def test_what_docstrings_name_of_the_package_exists():
+    files = (Path(fastcache.__file__).parent).rglob("*.py")
+    named = {name for file in files for name in re.findall(r"`(fastcache(?:\.\w+)+)", file.read_text())}
+    named = {name for name in named if not name.startswith("fastcache.pad")}  # tensors of packed files
+    assert "fastcache.integrity.checksum" in named and "fastcache.open" in named
+    for name in sorted(named):
+        found = fastcache
+        for part in name.split(".")[1:]:
+            try:
+                found = getattr(found, part)
+            except AttributeError:
+                found = importlib.import_module(f"{found.__name__}.{part}")
 
 
 def test_a_progress_that_cannot_be_called_and_keys_that_are_none_are_refused_at_once(disk):
