@@ -82,6 +82,7 @@ class ExpertStore(Server):
         self._source_errors: dict[int, BaseException] = {}
         self._python_worker: PythonWorker | None = None
         self._settings = settings
+        self._opened = reports.opened_now()
         self._baseline: Stats | None = None  # what reset_stats() has put behind us
         self.hot_list: Iterable[tuple[int, int]] | None = None
         self._file_rows: Sequence[Mapping[str, Any]] = []  # as they were at close
@@ -251,7 +252,8 @@ class ExpertStore(Server):
         """Return the counters since opening, or since reset_stats(); `str()` of it is for people.
 
         The snapshot is never torn, and takes no lock that a hit would wait for. `after - before` is what happened in
-        between. A load counts in the phase of the request that began it, a wait in that of the request that waited.
+        between, and StatsMismatch (a ValueError) of two stores, across a reset_stats(), or the wrong way round. A load
+        counts in the phase of the request that began it, a wait in that of the request that waited.
 
         Parameters
         ----------

@@ -25,7 +25,7 @@ FASTCACHE = {
     "devices": "",
     "curve": "errors units",
     "pyworker": "",
-    "stats": "units",
+    "stats": "errors units",
     "reports": "curve describe speculation stats fastcache_ext",  # how it was built
     "formats": "errors numpy ml_dtypes gguf",
     "layout": "errors keys formats numpy ml_dtypes",
