@@ -37,7 +37,7 @@ FASTCACHE = {
     "sidecar": "errors fingerprint inventory placement numpy fastcache_ext",  # its CRC alone
     "assembly": "errors units formats settings sidecar describe inventory placement sizing numpy",
     "waves": "",
-    "warming": "keys",
+    "warming": "errors keys",
     "fingerprint": "inventory numpy",
     "trunk": "errors formats layout numpy",
     "predictors": "errors keys units numpy",

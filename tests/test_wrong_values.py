@@ -278,6 +278,6 @@ def test_a_mistake_is_called_what_it_is(experts, mistake):
 @pytest.mark.parametrize(("hot", "says"), [(5, "or None; got 5"), ([3], "or None; it has 3"), ("ab", "got 'ab'")])
 def test_a_hot_list_that_is_none_is_called_so(experts, hot, says):
     with fastcache.open(experts.source, "all", engine="pread") as store:
-        store.hot_list = hot
         with pytest.raises(TypeError, match=f"hot_list is an iterable .*{says}"):
-            store.warm()
+            store.hot_list = hot
+        assert store.hot_list is None
