@@ -224,11 +224,11 @@ def test_a_live_curve_prints_as_a_short_table():
     )  # fmt: skip
     first, second, *rows = str(curve).splitlines()
     assert first == "2,000 requests, 1,000 of them sampled (50.0% of the experts)"
-    assert second == "lru runs; at this size: next_use 30.0%, lru 25.0%"
+    assert second == "lru runs; ghosts at this size, lately: next_use 30.0%, lru 25.0%"
     assert [row.split() for row in rows] == [
-        ["lru", "1", "experts", "1.0", "MiB", "0.0%"],
-        ["lru", "2", "experts", "2.0", "MiB", "25.0%"],
-        ["lru", "4", "experts", "4.0", "MiB", "50.0%"],
+        ["lru", "curve", "1", "experts", "1.0", "MiB", "0.0%"],
+        ["lru", "curve", "2", "experts", "2.0", "MiB", "25.0%"],
+        ["lru", "curve", "4", "experts", "4.0", "MiB", "50.0%"],
     ]
 
 
