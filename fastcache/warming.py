@@ -33,7 +33,6 @@ class _Handle(Protocol):
 
 class _Store(Protocol):
     fingerprint: str
-    _hot_list: Iterable[tuple[int, int]] | None  # where HotKeys puts what it took
     _sizing: Any  # `.cls`: size class by dense key
 
     @property
@@ -57,7 +56,8 @@ class HotKeys:
     """
 
     def __get__(self, store: _Store, owner: object = None) -> Iterable[tuple[int, int]] | None:
-        return getattr(store, "_hot_list", None)
+        hot: Iterable[tuple[int, int]] | None = vars(store).get("hot_list")  # a data descriptor goes before it
+        return hot
 
     def __set__(self, store: _Store, hot: Iterable[tuple[int, int]] | None) -> None:
         if hot is not None:
@@ -71,7 +71,7 @@ class HotKeys:
                 hot = list(hot)  # it gives its keys once, and warm() may be called often
             for key in _keys(hot, "hot_list"):
                 store._key(*key)
-        store._hot_list = hot
+        vars(store)["hot_list"] = hot
 
 
 def warm(store: _Store, keys: Iterable[tuple[int, int]] | None, progress: Progress | None) -> Warmed:
