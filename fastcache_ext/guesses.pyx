@@ -35,8 +35,9 @@ cdef class Guesser(Lender):
         with self.naming:
             number = self.names.setdefault(str(name), len(self.names)) if name in self.names or len(self.names) < MOST else MOST
         if number == MOST or number == EV_PIN or number == EV_WARM:
-            raise ValueError(f'"{name}" is what {name}() counts as' if number != MOST
-                             else f"a store tells at most {MOST} predictors apart; {name!r} would be one more")
+            raise ValueError(f'"{name}" is what {name}() counts as' if number != MOST else
+                             f'a store tells {MOST - len(RESERVED)} predictors apart, beside "caller", pins and warm(); '
+                             f"{name!r} would be one more")
         return number
 
     def _limit_guesses(self, int64_t nbytes, int reads, int64_t align, bint heeded):

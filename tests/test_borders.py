@@ -25,7 +25,7 @@ FASTCACHE = {
     "devices": "",
     "curve": "errors units",
     "pyworker": "",
-    "stats": "units",
+    "stats": "errors units",
     "reports": "curve describe speculation stats fastcache_ext",  # how it was built
     "formats": "errors numpy ml_dtypes gguf",
     "layout": "errors keys formats numpy ml_dtypes",
@@ -37,7 +37,7 @@ FASTCACHE = {
     "sidecar": "errors fingerprint inventory outputs placement numpy fastcache_ext",  # its CRC alone
     "assembly": "errors units formats settings sidecar describe inventory placement sizing numpy",
     "waves": "",
-    "warming": "keys",
+    "warming": "errors keys",
     "fingerprint": "inventory numpy",
     "trunk": "errors formats layout numpy",
     "predictors": "errors keys outputs units numpy",
