@@ -127,3 +127,9 @@ class Runs:
         return Trace(
             name=name, layers=tuple(sorted(layers.items())), top_k=top_k, expert_nbytes=nbytes, **columns, **fields
         )
+
+
+def short(line: bytes) -> str:
+    """Return a line of a file as an error shows it."""
+    text = line.strip().decode("utf-8", "replace")
+    return repr(text if len(text) <= 60 else text[:57] + "...")
