@@ -256,6 +256,7 @@ def test_a_megatron_trace_is_one_batch_per_line(tmp_path):
         ("[1]", "not an object"),
         ('{"layer": NaN}', "not JSON"),
         ("{", "not JSON"),
+        ('{"step": 0, "layer": 1, "step": 1, "top_indices": [[1]]}', "'step' is there twice"),
         ('{"layer": ' + "[" * 100_000, "not JSON"),
     ],
 )
@@ -279,6 +280,10 @@ def test_lines_of_layer_token_and_experts(tmp_path):
     assert trace.phase.tolist() == [1, 2, 0] and trace.token.tolist() == [0, 1, -1]
     assert trace.top_k == 2 and trace.pool == 6 * 5
     assert read(lines(path, {"layer": 0, "experts": [1]}, {"layer": 0, "experts": [1, 2]})).top_k is None
+    once = read(lines(path, {"layer": 0, "experts": [0, 0]}))  # as wide as no token can be
+    assert once.top_k is None and once.pool == 1
+    write_trace(once, tmp_path / "b")
+    assert read(tmp_path / "b").requests == 1
 
 
 def test_lines_are_a_batch_of_one_token_or_of_a_prefill_or_where_no_token_is_said(tmp_path):
@@ -312,6 +317,9 @@ def test_lines_are_a_batch_of_one_token_or_of_a_prefill_or_where_no_token_is_sai
         ({"layer": 1, "token": 1.5, "experts": [1]}, "1.5 is not"),
         ({"layer": 2000, "experts": [1]}, "layer 2000"),
         ("nonsense", "not JSON"),
+        ('{"layer": 1, "layer": 2, "experts": [1]}', "'layer' is there twice"),
+        ('{"layer": 1, "experts": [1], "phase": "decode", "experts": [1]}', "'experts' is there twice"),
+        ('{"layer": 1, "experts": [1], "more": {"a": 1, "a": 1}}', "'a' is there twice"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, message):

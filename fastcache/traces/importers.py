@@ -171,12 +171,19 @@ def _objects(path: Path_) -> Iterator[tuple[int, dict[str, Any]]]:
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not JSON")
 
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            twice = next(key for key in fields if sum(key == name for name, _ in pairs) > 1)
+            raise ValueError(f"{twice!r} is there twice")
+        return fields
+
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
-                value = json.loads(line, parse_constant=refuse)
+                value = json.loads(line, parse_constant=refuse, object_pairs_hook=once)
             except (ValueError, RecursionError) as error:
                 raise TraceError(f"not JSON: {error}", filename=path, record=number, unit="line") from None
             if not isinstance(value, dict):
