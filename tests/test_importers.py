@@ -113,7 +113,7 @@ def test_a_route_csv_says_layers_sizes_and_phases(tmp_path):
 
 def test_decoding_steps_of_a_route_csv_are_batches_of_their_own(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_text(HEADER + "0,0,0,1,0,1,1,0,9\n0,0,1,1,0,2,1,0,9\n0,1,2,1,0,1,1,0,9\n0,1,3,1,0,1,1,0,9\n")
+    path.write_text(HEADER + "0,0,0,1,0,1,1,0,0\n0,0,1,1,0,2,1,0,0\n0,1,2,1,0,1,1,0,0\n0,1,3,1,0,1,1,0,0\n")
     assert named(read(path)) == [(1, [1, 2]), (1, [1]), (1, [1])]
 
 
@@ -125,11 +125,34 @@ def test_decoding_steps_of_a_route_csv_are_batches_of_their_own(tmp_path):
         ("# route_trace v1\n# layer=1024 expert_bytes=1\n", 2, "no layer and its bytes"),
         ("# route_trace v1\n# layer=1 expert_bytes=-1\n", 2, "no layer and its bytes"),
         (HEADER + ROWS + "0,1,3,1,0\n", 13, "not turn,phase"),
-        (HEADER + "0,1,3,1,0,x,1,0,9\n", 6, "not turn,phase"),
-        (HEADER + "0,2,3,1,0,1,1,0,9\n", 6, "not turn,phase"),
-        (HEADER + ROWS + "0,1,3,2,0,8,1,0,9\n", 13, "layer 2, expert 8: the file's header gives that layer 8"),
-        (HEADER + ROWS + "0,1,3,0,0,1,1,0,9\n", 13, "layer 0, expert 1: the file's header gives that layer 0"),
-        ("# route_trace v1\n0,1,3,0,0,1,1,0,9\n", None, "n_layer and n_expert"),
+        (HEADER + "0,1,3,1,0,x,1,0,0\n", 6, "not turn,phase,.*: expert is 'x'"),
+        (HEADER + "0,1,3,1,0,-1,1,0,0\n", 6, "expert is '-1'"),
+        (HEADER + "0,1,3,1,0,1_0,1,0,0\n", 6, "expert is '1_0'"),
+        (HEADER + "0,1,3,1,0,1,1,0,0,7\n", 6, "10 fields, not 9"),
+        (HEADER + "0,2,3,1,0,1,1,0,0\n", 6, "phase is 2"),
+        (HEADER + "0,1,-3,1,0,1,1,0,0\n", 6, "step is '-3'"),
+        (HEADER + ROWS + "0,1,99999999999999999999,1,0,1,1,0,0\n", 13, "step is '99999999999999999999'"),
+        (HEADER + "0,1,3,-1,0,1,1,0,0\n", 6, "layer is '-1'"),
+        (HEADER + "0,1,3,99999999999999999999,0,1,1,0,0\n", 6, "layer is '9"),
+        (HEADER + "0,1,3,1,0,99999999999999999999,1,0,0\n", 6, "expert is '9"),
+        (HEADER + "x,1,3,1,0,1,1,0,0\n", 6, "turn is 'x'"),
+        (HEADER + "0,1,3,1,0.5,1,1,0,0\n", 6, "slot is '0.5'"),
+        (HEADER + "0,1,3,1,0,1,abc,0,0\n", 6, "weight is 'abc'"),
+        (HEADER + "0,1,3,1,0,1,inf,0,0\n", 6, "weight is 'inf'"),
+        (HEADER + "0,1,3,1,0,1,,0,0\n", 6, "weight is ''"),
+        (HEADER + "0,1,3,1,0,1,1,3,0\n", 6, "residency is 3"),
+        (HEADER + "0,1,3,1,0,1,1,yes,0\n", 6, "residency is 'yes'"),
+        (HEADER + "0,1,3,1,0,1,1,0,1e3\n", 6, "expert_bytes is '1e3'"),
+        (HEADER + "0,1,3,1,0,1,1,0,99\n", 6, "expert_bytes is 99: the header gives layer 1 100"),
+        (HEADER.replace(",expert,", ",experts,") + "0,1,3,1,0,1,1,0,0\n", 5, "the columns have no expert:"),
+        (HEADER.replace(",slot,", ",step,") + "0,1,3,1,0,1,1,0,0\n", 5, "the columns have step twice"),
+        (HEADER + ROWS + "0,1,3,2,0,8,1,0,0\n", 13, "layer 2, expert 8: the file's header gives that layer 8"),
+        (HEADER + ROWS + "0,1,3,0,0,1,1,0,0\n", 13, "layer 0, expert 1: the file's header gives that layer 0"),
+        ("# route_trace v1\n0,1,3,0,0,1,1,0,0\n", None, "n_layer and n_expert"),
+        ("# route_trace v1\n# layer=1 expert_bytes=9\n# layer=1 expert_bytes=8\n", 3, "layer 1 is there twice"),
+        ("# route_trace v1\n# layer=1 expert_bytes=99999999999999999999\n", 2, "no layer and its bytes"),
+        ("# route_trace v1\n# n_layer=3 n_expert=8 n_expert_used=9\n", None, "n_expert_used=9"),
+        ("# route_trace v1\n# n_layer=3 n_expert=8 n_expert_used=-1\n", None, "n_expert_used=-1"),
         ("# route_trace v1\n# n_layer=1000000000 n_expert=8\n", None, "n_layer=1000000000"),
         ("# route_trace v1\n# n_layer=3 n_expert=800000000000\n", None, "n_expert=800000000000"),
         ("# route_trace v1\n# n_layer=3 n_expert=-8\n", None, "n_expert=-8"),
@@ -143,6 +166,28 @@ def test_bad_lines_of_a_route_csv_are_named(tmp_path, text, line, message):
         read(path)
     assert caught.value.record == line
     assert line is None or f", line {line}: " in str(caught.value)
+
+
+def test_columns_of_a_route_csv_are_known_by_their_names(tmp_path):
+    """Later versions have one more; a weight that the engine does not know is nan."""
+    path = tmp_path / "a.csv"
+    header, rows = HEADER[: HEADER.index("turn")], [line.split(",") for line in (HEADER + ROWS).splitlines()[4:]]
+    path.write_text(HEADER + ROWS)
+    whole = read(path)
+    columns = list(zip(*rows, strict=True))
+    columns[6] = ("weight", *["nan"] * (len(rows) - 1))
+    columns[7] = ("residency", *["2"] * (len(rows) - 1))
+    for wanted in (
+        [*range(9), "dropped"],
+        [8, 7, 6, 5, 4, 3, 2, 1, 0],
+        [1, 2, 3, 5],
+    ):
+        more = {"dropped": ("dropped", *["1"] * (len(rows) - 1))}
+        table = zip(*(more[name] if name in more else columns[name] for name in wanted), strict=True)
+        path.write_text(header + "".join(",".join(row) + "\n" for row in table))
+        trace = read(path)
+        assert named(trace) == named(whole) and trace.phase.tolist() == whole.phase.tolist()
+        assert trace.token.tolist() == whole.token.tolist() and trace.sizes().tolist() == whole.sizes().tolist()
 
 
 def test_routed_experts_are_tokens_by_layers(tmp_path):
@@ -211,6 +256,7 @@ def test_a_megatron_trace_is_one_batch_per_line(tmp_path):
         ("[1]", "not an object"),
         ('{"layer": NaN}', "not JSON"),
         ("{", "not JSON"),
+        ('{"step": 0, "layer": 1, "step": 1, "top_indices": [[1]]}', "'step' is there twice"),
         ('{"layer": ' + "[" * 100_000, "not JSON"),
     ],
 )
@@ -234,6 +280,10 @@ def test_lines_of_layer_token_and_experts(tmp_path):
     assert trace.phase.tolist() == [1, 2, 0] and trace.token.tolist() == [0, 1, -1]
     assert trace.top_k == 2 and trace.pool == 6 * 5
     assert read(lines(path, {"layer": 0, "experts": [1]}, {"layer": 0, "experts": [1, 2]})).top_k is None
+    once = read(lines(path, {"layer": 0, "experts": [0, 0]}))  # as wide as no token can be
+    assert once.top_k is None and once.pool == 1
+    write_trace(once, tmp_path / "b")
+    assert read(tmp_path / "b").requests == 1
 
 
 def test_lines_are_a_batch_of_one_token_or_of_a_prefill_or_where_no_token_is_said(tmp_path):
@@ -267,6 +317,9 @@ def test_lines_are_a_batch_of_one_token_or_of_a_prefill_or_where_no_token_is_sai
         ({"layer": 1, "token": 1.5, "experts": [1]}, "1.5 is not"),
         ({"layer": 2000, "experts": [1]}, "layer 2000"),
         ("nonsense", "not JSON"),
+        ('{"layer": 1, "layer": 2, "experts": [1]}', "'layer' is there twice"),
+        ('{"layer": 1, "experts": [1], "phase": "decode", "experts": [1]}', "'experts' is there twice"),
+        ('{"layer": 1, "experts": [1], "more": {"a": 1, "a": 1}}', "'a' is there twice"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, message):

@@ -357,6 +357,14 @@ def test_a_recording_of_sizes_in_classes_says_which_expert_needs_which(disk, tmp
         assert np.repeat(kinds, counts).tolist() == store._sizing.cls.tolist()
 
 
+def test_a_source_that_claims_more_experts_per_token_than_there_are_is_recorded_without(experts, tmp_path):
+    source = fastcache.FileRangeSource(experts.path, experts.ranges, top_k=EXPERTS + 1)
+    with fastcache.open(source, budget=40960) as store, store.record(tmp_path / "trace"):
+        store[0, 1].release()
+    trace = read_trace(tmp_path / "trace")
+    assert trace.top_k is None and trace.requests == 1
+
+
 def test_the_command_prints_the_live_counters_and_refuses_what_is_no_recording(experts, tmp_path):
     with fastcache.open(experts.source, budget=5 * 4096) as store:
         with store.record(tmp_path / "trace"):

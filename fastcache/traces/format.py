@@ -26,7 +26,7 @@ MAGIC = b"FCTRACE1"
 RECORD = np.dtype([("kind", "u1"), ("flags", "u1"), ("aux", "<u2"), ("value", "<i4")])
 TOKEN, BATCH, REQUEST, SINGLE, FIRST_EVENT, PHASE = 1, 2, 3, 4, 16, 30  # values of `kind`
 DEMAND, GUESS, PIN, WARM = 0, 1, 2, 3  # flags of a BATCH
-HIT, JOIN, MISS, NOT_KNOWN = 0, 1, 2, 255  # flags of a REQUEST
+HIT, JOIN, MISS, DECLINED, NOT_KNOWN = 0, 1, 2, 4, 255  # flags of a REQUEST; 3: found no room
 _START = struct.Struct("<8sII")
 _MAX_HEADER = 64 << 20  # bytes
 _MAX_POOL = 1 << 26  # experts: as many as importers can meet (runs.py), and what replays take memory for
@@ -100,6 +100,9 @@ def _header(fields: Any) -> Header:
     if pool > _MAX_POOL:
         raise ValueError(f"{pool} experts")
     top_k, nbytes = fields.get("top_k"), fields.get("expert_nbytes")
+    most = max((count for _, count in layers), default=0)
+    if top_k is not None and layers and _whole(top_k, 1) > most:
+        raise ValueError(f"top_k is {top_k}, and no layer has more than {most} experts")
     if isinstance(nbytes, list):
         if len(nbytes) not in (len(layers), pool):
             raise ValueError(f"{len(nbytes)} sizes for {len(layers)} layers of {pool} experts")
@@ -203,10 +206,19 @@ class _Reader:
         self.phases_at = np.concatenate([self.phases_at, said + start])
         self.refuse(self.phases > DECODE, self.phases_at, "phase {} is not known", self.phases)
         at = np.flatnonzero(block["kind"] < FIRST_EVENT)
+        single = block["kind"] == SINGLE
+        every = np.arange(start, start + len(block))
+        self.refuse(single & (block["flags"] != HIT), every, "flags {} of a single are not known", block["flags"])
         records, at = unfold(block[at], at + start)
         records, at = np.concatenate([self.rest, records]), np.concatenate([self.rest_at, at])
         kind, value, flags = records["kind"], records["value"], records["flags"]
         self.refuse((kind < TOKEN) | (kind > REQUEST), at, "kind {} is not known", kind)
+        self.refuse(
+            (kind == REQUEST) & (flags > DECLINED) & (flags != NOT_KNOWN),
+            at,
+            "flags {} of a request are not known",
+            flags,
+        )
         opening = np.flatnonzero(kind != REQUEST)
         is_batch = kind[opening] == BATCH
         wrong = is_batch & ((value[opening] < 1) | (value[opening] > self.pool))

@@ -8,19 +8,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
 from fastcache.errors import TraceError
 from fastcache.traces.format import MAGIC, read_trace
-from fastcache.traces.runs import MAX_EXPERTS, MAX_LAYERS, Runs
+from fastcache.traces.route_csv import read_route_csv
+from fastcache.traces.runs import MAX_EXPERTS, MAX_LAYERS, Runs, short
 from fastcache.traces.spool import Path_, regular, stem
 from fastcache.traces.trace import BLOCK, DECODE, PREFILL, UNKNOWN, Array, Trace
-
-_FACTS = ("n_expert", "n_expert_used", "n_layer")
-_COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
 
 
 def read_pairs(path: Path_) -> Trace:
@@ -53,79 +50,6 @@ def _of_int64(block: Array) -> bool:
     Of int32 pairs that would be a trace in which every layer asks for its expert 0 alone, time and again: no router's.
     """
     return len(block) >= 4 and len(block) % 2 == 0 and not block[:, 1].any() and bool(block[:, 0].any())
-
-
-def read_route_csv(path: Path_) -> Trace:
-    """Read BigMoeOnEdge's `route_trace v1`: comment lines, then one line per (step, layer, slot).
-
-    Phase 0 is the prompt, whose steps a layer serves together; phase 1 is decoding, step by step.
-
-    Raises
-    ------
-    TraceError
-        The header lacks n_expert or the layers, or a line is not nine fields of numbers.
-    """
-    with open(path, "rb") as file:
-        facts, sizes, number, line = _route_header(file, path)
-        experts, top_k, n_layer = (_count_or_none(facts.get(name, "0")) for name in _FACTS)
-        numbers = [layer for layer, size in sizes.items() if size > 0] or list(range(min(n_layer or 0, MAX_LAYERS + 1)))
-        if top_k is None or not (experts and experts <= MAX_EXPERTS and 0 < len(numbers) <= MAX_LAYERS):
-            told = ", ".join(f"{name}={facts.get(name)}" for name in _FACTS)
-            raise TraceError(f"the header does not give n_layer and n_expert of a model: {told}", filename=path)
-        with Runs(path, "line", dict.fromkeys(sorted(numbers), experts)) as runs:
-            last = None
-            rows: list[tuple[int, ...]] = []
-            while line:
-                text = line.strip()
-                if text and text != _COLUMNS.encode():
-                    fields = text.split(b",")
-                    try:
-                        turn, phase, step, layer, _, expert = map(int, fields[:6])
-                        if len(fields) != 9 or phase not in (0, 1):
-                            raise ValueError
-                    except ValueError:
-                        raise runs.refuse(number, f"not {_COLUMNS}: {_short(text)}") from None
-                    now = (turn, phase, step if phase else -1)
-                    if now != last or len(rows) >= BLOCK // 8:
-                        _flush(runs, rows)
-                        if now != last:
-                            runs.cut()
-                        last = now
-                    rows.append((layer, expert, number, DECODE if phase else PREFILL, step))
-                line, number = file.readline(), number + 1
-            _flush(runs, rows)
-            model = Path(facts.get("model", str(path))).name
-            nbytes = [sizes[layer] for layer in sorted(numbers)] if sizes else None
-            return runs.finish(model, top_k or None, nbytes)
-
-
-def _route_header(file: Any, path: Path_) -> tuple[dict[str, str], dict[int, int], int, bytes]:
-    """Return (facts, bytes of an expert by layer, number of the first line after the comments, that line)."""
-    facts: dict[str, str] = {}
-    sizes: dict[int, int] = {}
-    number, line = 1, file.readline()
-    if line.split() != [b"#", b"route_trace", b"v1"]:
-        raise TraceError(
-            f"does not start with '# route_trace v1': {_short(line)}", filename=path, record=1, unit="line"
-        )
-    while line.startswith(b"#"):
-        words = dict(word.split("=", 1) for word in line.decode("utf-8", "replace").split() if "=" in word)
-        if "layer" in words and "expert_bytes" in words:
-            layer, size = (_count_or_none(words[name]) for name in ("layer", "expert_bytes"))
-            if layer is None or size is None or layer >= MAX_LAYERS:
-                raise TraceError(f"no layer and its bytes: {_short(line)}", filename=path, record=number, unit="line")
-            sizes[layer] = size
-        else:
-            facts |= words
-        number, line = number + 1, file.readline()
-    return facts, sizes, number, line
-
-
-def _flush(runs: Runs, rows: list[tuple[int, ...]]) -> None:
-    if rows:
-        layer, expert, number, phase, token = np.asarray(rows, np.int64).T
-        runs.add(layer, expert, number, phase=phase, token=token)
-        rows.clear()
 
 
 def read_routed_experts(path: Path_) -> Trace:
@@ -247,16 +171,23 @@ def _objects(path: Path_) -> Iterator[tuple[int, dict[str, Any]]]:
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not JSON")
 
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            twice = next(key for key in fields if sum(key == name for name, _ in pairs) > 1)
+            raise ValueError(f"{twice!r} is there twice")
+        return fields
+
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
-                value = json.loads(line, parse_constant=refuse)
+                value = json.loads(line, parse_constant=refuse, object_pairs_hook=once)
             except (ValueError, RecursionError) as error:
                 raise TraceError(f"not JSON: {error}", filename=path, record=number, unit="line") from None
             if not isinstance(value, dict):
-                raise TraceError(f"not an object: {_short(line)}", filename=path, record=number, unit="line")
+                raise TraceError(f"not an object: {short(line)}", filename=path, record=number, unit="line")
             yield number, value
 
 
@@ -266,17 +197,8 @@ def _count(value: object) -> int:
     return value
 
 
-def _count_or_none(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
-
-
 def _reason(error: Exception) -> str:
     return f"no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
-
-
-def _short(line: bytes) -> str:
-    text = line.strip().decode("utf-8", "replace")
-    return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 FORMATS: dict[str, Callable[[Path_], Trace]] = {
