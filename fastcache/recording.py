@@ -75,7 +75,7 @@ class Recording:
 
     @property
     def records(self) -> int:
-        """Records so far, of 8 bytes each; those that were lost not among them."""
+        """Records so far, of 8 bytes each, as docs/traces.md counts them; those that were lost not among them."""
         return self._state()[0]
 
     @property
@@ -131,13 +131,14 @@ def header_of(
     edges = np.cumsum([0, *(count for _, count in inventory.layers)])
     per_layer = [set(payload[a:b].tolist()) for a, b in itertools.pairwise(edges)]
     nbytes: tuple[int, ...] = tuple(payload.tolist())
+    most = max((count for _, count in inventory.layers), default=0)
     if all(len(sizes) == 1 for sizes in per_layer):
         nbytes = tuple(sizes.pop() for sizes in per_layer)
     return Header(
         model=name,
         fingerprint=fingerprint,
         layers=tuple(inventory.layers),
-        top_k=inventory.top_k,
+        top_k=inventory.top_k if most >= (inventory.top_k or 0) else None,  # of a source that says what cannot be
         expert_nbytes=nbytes[0] if len(set(nbytes)) == 1 else nbytes,
         run={
             "fastcache": fastcache.__version__,

@@ -197,7 +197,7 @@ def test_more_experts_per_token_than_a_layer_has_are_refused(model, tmp_path):
 
 
 def test_nothing_to_go_by_is_said(model):
-    with pytest.raises(ValueError, match="asks for nothing"):
+    with pytest.raises(TraceError, match="asks for nothing"):
         advise(model, trace_of([], [20]), rate=RATE)
 
 

@@ -104,6 +104,7 @@ def generate(
         described = loaded.store.describe()
         result |= {
             "prompt_tokens": len(ids),
+            "config_not_read": loaded.not_read,
             "stats": loaded.store.stats().to_dict(),
             "budget_bytes": loaded.store.budget_bytes,
             "engine": described["engine"]["used"],

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fastcache.errors import TraceError
 from fastcache.layout.build import build_layout
 from fastcache.layout.record import Layout
 from fastcache.memory import available_bytes
@@ -105,16 +106,18 @@ def advise(
 
     Raises
     ------
-    CheckpointError, TraceError, OSError
+    CheckpointError, OSError
+    TraceError
+        The trace asks for nothing, or for an expert that the model does not have.
     ValueError
-        The trace asks for nothing, top_k is not known or above the experts of a layer, or there is no such policy.
+        top_k is not known or above the experts of a layer, or there is no such policy.
     """
     if policy not in policies():
         raise ValueError(f"a store has no policy {policy!r}, only {', '.join(policies())}")
     layout = build_layout(model)
     trace = with_sizes(of_model(trace, layout), top_k=top_k)
     if not trace.requests:
-        raise ValueError("the trace asks for nothing")
+        raise TraceError("a trace that asks for nothing", filename=trace.name)
     least = min(count for _, count in trace.layers)
     if trace.top_k is not None and trace.top_k > least:
         raise ValueError(f"top_k is {trace.top_k}, and a layer has {least} experts")
