@@ -44,6 +44,7 @@ class Packed:
     files: list[str]  # of tensors
     nbytes: int  # of these files
     padding: int  # of that, padding between experts
+    spaces: int  # of that, spaces at the end of headers: what follows is aligned
     experts: int
     copied: list[str]  # other files
     resumed: int  # files of tensors that an earlier run had finished
@@ -123,6 +124,7 @@ def pack(
         [os.path.join(target, shard.name) for shard in shards],
         sum(shard.nbytes for shard in shards),
         sum(entry.nbytes for shard in shards for entry in shard.entries if entry.file < 0),
+        sum(shard.spaces for shard in shards),
         int(inventory.exists.sum()),
         [os.path.join(target, os.path.basename(other)) for other in others],
         len(done),

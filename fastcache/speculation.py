@@ -1,4 +1,4 @@
-"""What a store says of its guesses: how many are let in, and why. Imports describe, devices."""
+"""What a store says of its guesses: how many are let in, and why. Imports describe, devices, units."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from fastcache import devices
 from fastcache.describe import feature
+from fastcache.units import exact
 
 NOT_JUDGED = ("pin", "warm")
 FEW = 32  # resolved guesses below which nothing is decided
@@ -21,7 +22,8 @@ def limit_guesses(store: Any, settings: Any, paths: Iterable[str | None], align:
     except OSError:  # gone, or closed to us: the reads will say so
         found = {}
     depth = settings.io_threads if store.engine_used == "pread" else settings.queue_depth
-    store._limit_guesses(settings.guess_bytes or 0, int(depth * settings.guess_share), align, devices.heeded(found))
+    most = int(depth * exact(str(settings.guess_share)))
+    store._limit_guesses(settings.guess_bytes or 0, most, align, devices.heeded(found))
     return found
 
 

@@ -21,6 +21,7 @@ from fastcache.traces.advise import advise, read_rate
 from fastcache.traces.model import of_model, slots_of
 from fastcache.traces.mrc import mrc
 from fastcache.traces.replay import replay
+from fastcache.units import format_bytes
 
 SHAPE = DemoShape(layers=6, experts=20, hidden=64, intermediate=32, top_k=3)
 EXPERT = 3 * 64 * 32 * 2
@@ -66,7 +67,7 @@ def test_advice_is_what_a_replay_of_the_budget_says(model, slot):
     assert [point.budget_bytes for point in found.points] == sorted(point.budget_bytes for point in found.points)
     assert rates[-1] == 1 - (trace.counts() > 0).sum() / trace.requests
     give, least, more = found.lines
-    assert give.startswith(f"Give {found.budget.budget_bytes / 1024:.1f} KiB (budget={found.budget.budget_bytes}), ")
+    assert give.startswith(f"Give {format_bytes(found.budget.budget_bytes)} (budget={found.budget.budget_bytes}), ")
     assert f"{found.budget.hit_rate:.1%} of requests hit" in give and "1.00 GB/s" in give
     assert "The knee is at" in least and f"token cycle, {18 * slot / 1024:.1f} KiB" in least
     assert more.startswith("More buys")

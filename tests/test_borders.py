@@ -21,7 +21,7 @@ FASTCACHE = {
     "settings": "errors units",
     "failures": "errors keys units",
     "describe": "settings sidecar units",
-    "speculation": "describe devices",
+    "speculation": "describe devices units",
     "devices": "",
     "curve": "errors units",
     "pyworker": "",
