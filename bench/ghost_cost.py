@@ -3,7 +3,8 @@
     python bench/ghost_cost.py [DIR] [TRACES]
 
 A hit is `acquire` and release, with ghosts and without. All stores hold the same 16 x 128 experts, all resident; of a
-pool of that size a quarter is sampled, of larger ones an eighth or less. Chunks of all arms alternate; the least of
+pool of that size one in 16 is sampled when all of it has a slot. "whole": the same of 8 x 128, which are sampled
+whole. Chunks of all arms alternate; the least of
 many, as in hits.py. "tokens": requests as a decoder makes them, eight experts of a layer, layer after layer. "one
 layer": 64 experts in turn. The ghosts are up to date before every chunk, so that all of it is heard; but "flooded":
 hits come faster than the ghosts' share of a processor allows, and most are lost to them. Bytes are what the C library
@@ -24,8 +25,8 @@ from typing import Any
 
 import numpy as np
 from hits import least
-from machine import Steal, facts, write_receipt
-from workloads import EXPERTS, LAYERS, full_store
+from machine import Script, Steal, facts, write_receipt
+from workloads import full_store
 
 import fastcache
 from fastcache_ext.driven import Table
@@ -34,13 +35,14 @@ from fastcache_ext.watch import Watch, switch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 Work = Callable[[int], None]
-POOLS = ((92, 896), (60, 384), (48, 128), (26, 64))
+POOLS = ((92, 896), (60, 384), (48, 128), (26, 64), (24, 60), (16, 65), (16, 64))
 
 
 def tokens_of(store: fastcache.ExpertStore) -> Work:
     """Return f(n): n acquires in a decoder's order."""
     rng = np.random.default_rng(2)
-    keys = [(layer, int(e)) for _ in range(16) for layer in range(LAYERS) for e in rng.permutation(EXPERTS)[:8]]
+    layers = [*store.layers] * (256 // len(store.layers))
+    keys = [(layer, int(e)) for layer in layers for e in rng.permutation(store.experts(layer))[:8]]
 
     def work(n: int) -> None:
         acquire = store.acquire
@@ -146,7 +148,7 @@ def taken(layers: int, experts: int, share: float) -> dict[str, float]:
     before = libc.mallinfo2()
     watch = Watch(sizes, classes, [int(layers * experts * share)])
     after = libc.mallinfo2()
-    nbytes = after.uord + after.hblkhd - before.uord - before.hblkhd
+    nbytes = after.uord + after.hblkhd - before.uord - before.hblkhd - 4 * layers * experts  # of the Watch itself
     report = watch.report()
     return {
         "bytes": nbytes,
@@ -183,15 +185,20 @@ def errors(traces: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    directory = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
-    traces = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(__file__).parents[2] / "shared" / "traces"
+    parser = Script(__doc__)
+    parser.add_argument("directory", type=Path, nargs="?", metavar="DIR")
+    parser.add_argument("traces", type=Path, nargs="?", default=Path(__file__).parents[2] / "shared" / "traces")
+    options = parser.parse_args()
+    directory, traces = options.directory or Path(tempfile.mkdtemp()), options.traces
     runs: list[dict[str, Any]] = []
     with (
         full_store(directory / "off.bin") as off,
         full_store(directory / "on.bin", ghosts=True) as on,
         full_store(directory / "auto.bin", ghosts=True, policy="auto") as auto,
+        full_store(directory / "off8.bin", n_layers=8) as off8,
+        full_store(directory / "on8.bin", n_layers=8, ghosts=True) as on8,
     ):
-        stores = {"without": off, "ghosts": on, "auto": auto}
+        stores = {"without": off, "ghosts": on, "auto": auto, "without 8": off8, "whole": on8}
         kinds = {"one layer": one_layer, "tokens": tokens_of}
         arms = {
             f"{name}, {kind}": (store, make(store)) for kind, make in kinds.items() for name, store in stores.items()
@@ -211,9 +218,9 @@ def main() -> None:
 
     def over(ns: dict[str, float]) -> dict[str, float]:
         return {
-            f"{name}, {kind}": round(ns[f"{name}, {kind}"] / ns[f"without, {kind}"] - 1, 4)
+            f"{name}, {kind}": round(ns[f"{name}, {kind}"] / ns[f"{base}, {kind}"] - 1, 4)
             for kind in kinds
-            for name in ("ghosts", "auto")
+            for name, base in (("ghosts", "without"), ("auto", "without"), ("whole", "without 8"))
         }
 
     receipt = {
@@ -233,7 +240,7 @@ def main() -> None:
         "bytes": {
             f"{layers} x {each}, {share:.0%}": taken(layers, each, share)
             for layers, each in POOLS
-            for share in (0.05, 0.2)
+            for share in (0.05, 0.2, 0.4, 1)
         },
         "errors": errors(traces),
         "runs": runs,

@@ -11,7 +11,6 @@ and `fastcache.open`, the memory the process's largest.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -20,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from machine import Steal, facts, write_receipt
+from machine import Script, Steal, facts, write_receipt
 from shards import INDEX, Entry, header, write_index
 
 TENSORS, SHARDS = 497_220, 96
@@ -185,7 +184,7 @@ def measure(directory: Path, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = Script(__doc__)
     parser.add_argument("what", choices=("make", "measure"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--rounds", type=int, default=5)

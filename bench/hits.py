@@ -9,14 +9,13 @@ store.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from machine import Steal, facts, write_receipt
+from machine import Script, Steal, facts, write_receipt
 from workloads import Workload, evictions, full_store, workloads
 
 from fastcache_ext.policy import NAMES
@@ -57,7 +56,9 @@ def two_threads(work: Workload, operations: int = 100_000) -> float:
 
 
 def main() -> None:
-    directory = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
+    parser = Script(__doc__)
+    parser.add_argument("directory", type=Path, nargs="?", metavar="DIR")
+    directory = parser.parse_args().directory or Path(tempfile.mkdtemp())
     runs: list[dict[str, Any]] = []
     with full_store(directory / "hits.bin") as store:
         arms = workloads(store)

@@ -11,7 +11,6 @@ the mapped trunk. RSS must stay within budget + trunk + 5 %, and tokens and logi
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -28,7 +27,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import ml_dtypes
 import numpy as np
-from machine import Steal, facts, write_receipt
+from machine import Script, Steal, facts, write_receipt
 from shards import Entry, header, nbytes, write_index
 
 LAYERS, HIDDEN, EXPERTS, TOP_K, WIDTH, VOCABULARY = 32, 2048, 128, 8, 768, 151_936
@@ -255,7 +254,7 @@ def summary(first: dict[str, Any], steps: list[dict[str, Any]], last: dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = Script(__doc__)
     parser.add_argument("what", choices=("make", "measure", "decode"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--budget", default=BUDGETS[0])

@@ -8,7 +8,6 @@ of a made-up stream at half of the experts' bytes, as examples/lookahead.py does
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -19,7 +18,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from lookahead import decode
-from machine import Steal, facts, write_receipt
+from machine import Script, Steal, facts, write_receipt
 
 from fastcache.fixture import DemoShape, write_demo_checkpoint
 from fastcache.moe import Speculator
@@ -35,7 +34,7 @@ TOKENS = 24
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Script(__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()

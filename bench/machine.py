@@ -1,7 +1,11 @@
-"""What a receipt says of the machine it was made on, and how much of the time the machine was taken away."""
+"""What a receipt says of the machine and the build it was made on, and how much of the time the machine was taken away.
+
+Only a release build of this very checkout is measured: what comes from elsewhere is not what the receipt's commit says.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -10,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-RECEIPTS = Path(__file__).parent / "receipts"
+ROOT = Path(__file__).resolve().parents[1]
+RECEIPTS = ROOT / "bench" / "receipts"
 
 
 def steal_and_total() -> tuple[int, int]:
@@ -33,8 +38,61 @@ class Steal:
         self.share = stolen / total if total else 0.0
 
 
+class Script(argparse.ArgumentParser):
+    """The arguments of a script. `--help` is its docstring and runs nothing; and a release build alone is measured."""
+
+    def __init__(self, doc: str | None) -> None:
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        options = super().parse_args(*args, **kwargs)
+        try:
+            build()
+        except WrongBuild as error:
+            self.exit(1, f"Error: {error}\n")
+        return options
+
+
+class WrongBuild(RuntimeError):
+    """What is imported is not what a receipt could speak of."""
+
+
+def build() -> dict[str, str]:
+    """Return how the compiled modules were built.
+
+    Raises
+    ------
+    WrongBuild
+        Not for release, or the packages come from another place than this script.
+    """
+    import fastcache
+    import fastcache_ext
+
+    for package in (fastcache, fastcache_ext):
+        home = Path(str(package.__file__)).resolve().parents[1]
+        if home != ROOT:
+            raise WrongBuild(
+                f"{package.__name__} comes from {home}, this script from {ROOT}: run it with PYTHONPATH={ROOT}, "
+                f"after `bash ci/setup.sh` there"
+            )
+    from fastcache_ext import built
+
+    if built.KIND != "release" or "-fsanitize" in built.FLAGS:
+        raise WrongBuild(
+            f"the compiled modules in {ROOT} are a {built.KIND} build ({built.FLAGS}), whose times mean nothing: build "
+            f"them again without FASTCACHE_BUILD and CFLAGS"
+        )
+    return {"kind": built.KIND, "flags": built.FLAGS, "compiler": built.COMPILER}
+
+
 def facts(directory: Path | None = None) -> dict[str, Any]:
-    """Return CPU, kernel, commit, Python, NumPy, and the file system of `directory`."""
+    """Return CPU, kernel, commit, build, Python, NumPy, and the file system of `directory`.
+
+    Raises
+    ------
+    WrongBuild
+        As `build` does.
+    """
     import numpy
 
     import fastcache
@@ -51,6 +109,7 @@ def facts(directory: Path | None = None) -> dict[str, Any]:
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _git("rev-parse", "HEAD"),
         "changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "build": build(),
         "cpu": cpu,
         "cpus": os.cpu_count(),
         "kernel": platform.release(),
@@ -69,7 +128,7 @@ def facts(directory: Path | None = None) -> dict[str, Any]:
 
 
 def _git(*args: str) -> str:
-    done = subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
 

@@ -48,10 +48,12 @@ def one(path: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    from machine import facts, write_receipt
+    from machine import Script, facts, write_receipt
 
+    parser = Script(__doc__)
+    parser.add_argument("traces", nargs="+", metavar="TRACE")
     found = {}
-    for path in sys.argv[1:]:
+    for path in parser.parse_args().traces:
         done = subprocess.run([sys.executable, __file__, "--one", path], capture_output=True, text=True, check=True)
         found[Path(path).name] = json.loads(done.stdout)
         print(Path(path).name, json.dumps(found[Path(path).name]))

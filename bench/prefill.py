@@ -10,7 +10,6 @@ as it fits.
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import statistics
 import time
 
 import numpy as np
-from machine import Steal, facts, write_receipt
+from machine import Script, Steal, facts, write_receipt
 
 import fastcache
 from fastcache.fixture import DemoShape, write_demo_checkpoint
@@ -86,7 +85,7 @@ def run(directory: Path, blocks: list[MoEBlock], arm: str, x: np.ndarray, slots:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Script(__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()

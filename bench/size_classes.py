@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from machine import facts, write_receipt
+from machine import Script, facts, write_receipt
 
 from fastcache.slabs import plan_slabs
 from fastcache_ext.simulate import Simulator
@@ -87,6 +87,7 @@ def arm(batches: list[Any], tokens: list[int], budget: int, policy: str, trading
 
 
 def main() -> None:
+    Script(__doc__).parse_args()
     whole = sum(SLOTS) * LAYERS // 2 * EXPERTS
     cycle = sum(SLOTS) * LAYERS // 2 * TOP_K
     found: dict[str, Any] = {}

@@ -28,7 +28,7 @@ from typing import Any
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ[name] = "1"
 
-from machine import Steal, facts, write_receipt  # noqa: E402
+from machine import Script, Steal, facts, write_receipt  # noqa: E402
 from streaming import FILE_BYTES, make_file  # noqa: E402
 
 SIZE, STEAL = 9 << 19, 0.05
@@ -186,7 +186,7 @@ def measure(path: Path, options: argparse.Namespace, part: str) -> dict[str, Any
 
 def main() -> None:
     global OUT
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Script(__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--engine", default="uring")
     parser.add_argument("--rounds", type=int, default=5)

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from machine import Steal, facts, write_receipt
+from machine import Script, Steal, facts, write_receipt
 
 SIZES = {"1 MiB": 1 << 20, "4.5 MiB": 9 << 19, "16.7 MiB": 17100 << 10}
 BATCH = 8
@@ -156,7 +156,7 @@ def arm(path: Path, size: int, engine: str, file_bytes: int, run_seconds: float)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Script(__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--engine", default="uring")

@@ -9,7 +9,6 @@ that are not resident, in random order. CPU is user + system of the process, per
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import resource
@@ -18,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from machine import Steal, facts, write_receipt
+from machine import Script, Steal, facts, write_receipt
 
 import fastcache
 from fastcache.integrity import checksum, verify
@@ -67,7 +66,7 @@ def crc_speed() -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Script(__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0)

@@ -29,11 +29,11 @@ class Empty:
 
 
 @contextmanager
-def full_store(path: Any, **more: Any) -> Iterator[fastcache.ExpertStore]:
-    """A store with every one of its 16 x 128 small experts (three float32 tensors) resident."""
+def full_store(path: Any, n_layers: int = LAYERS, **more: Any) -> Iterator[fastcache.ExpertStore]:
+    """A store with every one of its `n_layers` x 128 small experts (three float32 tensors) resident."""
     nbytes = ROWS * COLUMNS * 4
     with open(path, "wb") as out:
-        out.write(np.arange(LAYERS * EXPERTS * 3 * ROWS * COLUMNS, dtype=np.float32).tobytes())
+        out.write(np.arange(n_layers * EXPERTS * 3 * ROWS * COLUMNS, dtype=np.float32).tobytes())
     f32 = np.dtype(np.float32)
     labels = ("gate", "up", "down")
     record = Record(
@@ -41,7 +41,7 @@ def full_store(path: Any, **more: Any) -> Iterator[fastcache.ExpertStore]:
         views=tuple(View(label, i, 0, f32, (ROWS, COLUMNS), (COLUMNS * 4, 4)) for i, label in enumerate(labels)),
     )
     layers = {}
-    for layer in range(LAYERS):
+    for layer in range(n_layers):
         at = (layer * EXPERTS + np.arange(EXPERTS))[:, None] * 3 * nbytes + np.arange(3)[None] * nbytes
         layers[layer] = LayerExperts(
             layer, (record,), np.zeros(EXPERTS, np.uint16), np.zeros((EXPERTS, 3), np.int32), at.astype(np.int64)

@@ -9,7 +9,7 @@ python="$(cd "${VENV:-.venv}/bin" && pwd)/python"
 mkdir -p "$copy" && rm -rf "$copy"/{fastcache,fastcache_ext/*.p[yx]*,tests}
 cp -rp pyproject.toml setup.py MANIFEST.in LICENSE README.md fastcache tests "$copy"
 # The C comes along, no older than what it was made from: it need not be translated again. views.c fits one NumPy only.
-find fastcache_ext -type f ! -name "*.so" ! -name "*.pyc" ! -name views.c -exec cp -p --parents -t "$copy" {} +
+find fastcache_ext -type f ! -name "*.so" ! -name "*.pyc" ! -name views.c ! -name ".built*" -exec cp -p --parents -t "$copy" {} +
 cd "$copy"
 now=$({ cat setup.py fastcache_ext/*.p[yx][xd]; echo "$kind ${CC:-} ${FASTCACHE_WERROR:-} $python"; } | sha256sum)
 if [ "$(cat built 2>/dev/null)" != "$now" ]; then

@@ -65,6 +65,7 @@ def describe_store(
     metadata: tuple[int, int],
     not_indexed: Sequence[str],
     checks: Checks,
+    build: tuple[str, str, str],
 ) -> Description:
     """Return the description of a store from its settings `s`, the kernel's word on its memory `m`, and its files."""
     arena = m.get("arena_bytes", 0)
@@ -73,11 +74,14 @@ def describe_store(
     used = "direct" if rows and direct == len(rows) else "mixed" if direct else "buffered" if rows else "none"
     reasons = sorted({row["reason"] for row in rows if not row["direct"] and row["reason"]})
     huge = m.get("huge_bytes", 0)
-    held = m.get("locked_bytes", 0) + m.get("registered_bytes", 0)
+    registered = m.get("registered_bytes", 0)  # io_uring pins what it registers: mlock is left with the rest
+    held = m.get("locked_bytes", 0) + registered
     limit = "raise RLIMIT_MEMLOCK (ulimit -l)"
     pages = "2 MiB pages" if huge >= HUGE_ENOUGH * whole_huge(arena) > 0 else "mixed" if huge else "ordinary pages"
     pending = PENDING if not m.get("settled", True) else ""
-    pinned = "pinned by io_uring's registration" if m.get("registered_bytes", 0) else ""
+    pinned = f"{format_bytes(registered)} of it by io_uring's registration, the rest by mlock" if registered else ""
+    if held == registered > 0:
+        pinned = "by io_uring's registration"
     return Description(
         {
             "name": name,
@@ -95,18 +99,25 @@ def describe_store(
                 s.mlock,
                 "none" if not held else "all" if held >= arena else "part",
                 _errno(m.get("mlock_errno", 0), limit) or pending or pinned,
-                locked_bytes=m.get("locked_bytes", 0),
+                locked_bytes=held,
             ),
             "registered": feature(
                 s.mlock,
-                m.get("registered_bytes", 0) > 0,
+                registered > 0,
                 _errno(m.get("registration_errno", 0), limit)
                 or (pending if engine[0] == "uring" else "only io_uring registers buffers"),
-                registered_bytes=m.get("registered_bytes", 0),
+                registered_bytes=registered,
             ),
             "speculation": speculation,
             "verify": feature(
                 checks.requested, "none" if checks.path is None else "sidecar", checks.why, sidecar=checks.path
+            ),
+            "build": feature(
+                None,
+                build[0],
+                "" if build[0] == "release" else "for looking for mistakes; times mean nothing",
+                flags=build[1],
+                compiler=build[2],
             ),
             "budget_bytes": budget_bytes,
             "arena_bytes": arena,

@@ -5,7 +5,6 @@ Owns the step from meaning (Layout, ExpertSource) to the arrays a store is made 
 
 from __future__ import annotations
 
-import operator
 import os
 from collections import defaultdict
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from fastcache.layout.build import build_layout
 from fastcache.layout.record import Layout, Record, bytes_record
 from fastcache.sources.base import MAX_NUMBER, ExpertSource, ExtentSource, ReadSource, as_key
 from fastcache.sources.memory import MemorySource
+from fastcache.units import whole
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_EXPERTS = 1 << 24  # rows of a store's tables: experts, and the gaps that a source leaves between their numbers
@@ -133,13 +133,7 @@ def _join(parts: list[Array], dtype: Any, width: int | None = None) -> Array:
 
 def _nbytes(source: ExtentSource | ReadSource, key: ExpertKey) -> int:
     """Return an expert's size as the source says it."""
-    said = source.expert_nbytes(key)
-    try:
-        size = operator.index(said)
-    except TypeError:
-        raise TypeError(
-            f"{type(source).__name__}.expert_nbytes({tuple(key)}) must be an integer; got {said!r}"
-        ) from None
+    size = whole(f"{type(source).__name__}.expert_nbytes({tuple(key)})", source.expert_nbytes(key))
     if not 0 <= size <= MAX_EXPERT_BYTES:
         raise InvalidSource(
             f"{type(source).__name__}.expert_nbytes({tuple(key)}) must be from 0 to {MAX_EXPERT_BYTES:,}; got {size}"
@@ -150,10 +144,7 @@ def _nbytes(source: ExtentSource | ReadSource, key: ExpertKey) -> int:
 def _top_k(source: object) -> int | None:
     """Return how many experts a token uses in a layer, as the source says it."""
     said = getattr(source, "top_k", None)
-    try:
-        number = None if said is None else operator.index(said)
-    except TypeError:
-        raise TypeError(f"{type(source).__name__}.top_k must be an integer or None; got {said!r}") from None
+    number = None if said is None else whole(f"{type(source).__name__}.top_k", said, "or None")
     if number is not None and not 0 < number <= MAX_NUMBER:
         raise InvalidSource(f"{type(source).__name__}.top_k must be from 1 to {MAX_NUMBER:,}; got {number}")
     return number

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastcache.units import parse_bytes
+from fastcache.units import is_flag, parse_bytes, whole
 
 CHUNK_BYTES = 4 << 20
 QUEUE_DEPTH = 32
@@ -81,9 +80,7 @@ def resolve(
         return check
 
     def count(value: Any, what: str) -> int:
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"{what} must be an integer; got {value!r} ({type(value).__name__})")
-        number = operator.index(value)
+        number = whole(what, value)
         if not 1 <= number <= 4096:
             raise ValueError(f"{what} must be from 1 to 4096; got {number}")
         return number
@@ -101,7 +98,7 @@ def resolve(
 
     def share(value: Any, what: str) -> float:
         try:
-            number = 0.0 if isinstance(value, bool) else float(value)
+            number = 0.0 if is_flag(value) else float(value)
         except (TypeError, ValueError):
             number = 0.0
         if not 0 < number <= 1:
@@ -138,9 +135,9 @@ def resolve(
 
 
 def seconds(value: Any, what: str = "timeout") -> float:
-    """Return a time that a call may take; a ValueError for what is no number, or below 0."""
+    """Return a time that a call may take; a ValueError for what is no number, or below 0: True is none."""
     try:
-        number = float(value)
+        number = -1.0 if is_flag(value) else float(value)
     except (TypeError, ValueError):
         number = -1.0
     if not number >= 0:

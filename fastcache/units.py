@@ -1,10 +1,12 @@
-"""Sizes as people write them: "8GiB", "512 MB", 4096. Bytes out, or a ValueError that says what was wrong."""
+"""Numbers as people write them: "8GiB", "512 MB", 4096; integers, True being none. Errors say what was wrong."""
 
 from __future__ import annotations
 
-import math
 import operator
 import re
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
 
 HUGE = 2 << 20  # bytes of a huge page
 _UNITS = {"": 1, "b": 1}
@@ -31,12 +33,10 @@ def parse_bytes(value: object, what: str = "size") -> int:
         match = _SIZE.fullmatch(value.strip())
         if match is None or match[2].lower() not in _UNITS:
             raise ValueError(f"{what} {value!r} is not a size: give bytes or a number with a unit, like 8GiB or 512MB")
-        size = (
-            float(match[1]) * _UNITS[match[2].lower()] if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
-        )
-        if not math.isfinite(size) or size >= 2**63:
+        nbytes = int(exact(match[1]) * _UNITS[match[2].lower()])
+        if nbytes >= 2**63:
             raise ValueError(f"{what} {value!r} is larger than 8 EiB")
-        return int(size)
+        return nbytes
     if isinstance(value, bool):
         raise TypeError(f"{what} must be bytes as an integer, or a string like '8GiB'; got {value!r}")
     try:
@@ -50,6 +50,26 @@ def parse_bytes(value: object, what: str = "size") -> int:
     if size >= 2**63:
         raise ValueError(f"{what} {size} is larger than 8 EiB")
     return size
+
+
+def exact(text: str) -> Fraction:
+    """Return the number that decimal digits say, of any length: 29 % of 100 are 29, where a float makes it 28."""
+    return Fraction(Decimal(text))
+
+
+def whole(name: str, value: Any, more: str = "") -> int:
+    """Return an integer that a caller gave; raise TypeError for anything else, True and False too."""
+    try:
+        if is_flag(value):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer{more and f', {more}'}; got {value!r}") from None
+
+
+def is_flag(value: object) -> bool:
+    """Whether it is True or False, Python's or NumPy's: 1 and 0 to float() and index(), and hardly meant so."""
+    return isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", None) == "b"
 
 
 def format_bytes(size: int) -> str:

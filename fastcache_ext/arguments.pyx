@@ -6,7 +6,7 @@ from libc.stdint cimport int32_t
 from libc.stdlib cimport free, malloc
 
 from fastcache_ext.core cimport Core
-from fastcache_ext.given cimport key_parts, shown
+from fastcache_ext.given cimport is_flag, key_parts, shown
 
 cdef enum:
     SCANNED = 64            # keys up to which a scan finds duplicates
@@ -40,7 +40,7 @@ cdef double seconds(object timeout, double default) except? -7.0:
     if timeout is None:
         return default
     try:
-        value = float(timeout)
+        value = -1.0 if is_flag(timeout) else float(timeout)
     except (TypeError, ValueError):
         value = -1.0
     if not value >= 0:

@@ -6,7 +6,7 @@ structs, recorder and table.
 from libc.stdint cimport int32_t, uint64_t
 
 from fastcache_ext.recorder cimport (
-    FC_AS_DECLINED, T_LEASED, T_RELEASED, T_REQUEST, T_SERVED, fc_recorder, record,
+    FC_AS_DECLINED, T_LEASED, T_RELEASED, T_REQUEST, T_SERVED, T_SINGLE, fc_recorder, record,
 )
 from fastcache_ext.table cimport FC_INFLIGHT
 
@@ -26,7 +26,7 @@ cdef uint64_t compare(fc_recorder *r, uint64_t rec) noexcept nogil:
     cdef uint64_t differ = ~<uint64_t>0
     if s.stop >= 0:
         return rec
-    if kind == T_REQUEST or kind == T_SERVED:
+    if kind == T_REQUEST or kind == T_SERVED or kind == T_SINGLE:
         differ ^= AUX
     if s.at >= s.n or (s.records[s.at] ^ rec) & differ:
         diverge(s, rec)

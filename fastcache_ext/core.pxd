@@ -32,7 +32,6 @@ cdef class Core:
     cdef readonly str engine_reason     # why it is not the one that was preferred
 
     cdef int32_t key(self, object layer, object expert) except -1
-    cdef int32_t not_a_key(self, object what, object given) except -1
     cdef int same_process(self) except -1
     cdef int check(self) except -1
     cdef bint forked(self) noexcept

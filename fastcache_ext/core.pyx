@@ -6,7 +6,6 @@ Python's and live above. Knows no tensor and no NumPy. May import every module b
 Thread safety: every method may be called from any thread. After a fork every method of the child raises, and nothing is freed.
 """
 cimport cython
-from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches, PyErr_Occurred
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport ENOSYS
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
@@ -28,7 +27,7 @@ from fastcache_ext.arena cimport (
 from fastcache_ext.atomics cimport fc_load32
 from fastcache_ext.files cimport FileSet
 from fastcache_ext.ghosts cimport MAX_GHOSTS
-from fastcache_ext.given cimport key_parts, shown
+from fastcache_ext.given cimport key_parts, number
 from fastcache_ext.hold cimport hold_arena, unhold_arena
 from fastcache_ext.ioqueue cimport FC_ECLOSED, fc_extent, fc_port
 from fastcache_ext.port cimport core_port
@@ -57,7 +56,6 @@ cdef extern from *:
     }
     """
     Py_ssize_t fc_small(object number) noexcept
-    Py_ssize_t clipped "PyNumber_AsSsize_t" (object number, void *overflow) noexcept        # NULL: clip; -1 with an error set
 
 cdef int64_t GUESS_CHUNK = 1 << 20      # bytes of the one guess read that a demand may have to wait for
 cdef int64_t LEAK_NS = 5000000000       # what a dealloc or an exit grants reads that do not return
@@ -201,6 +199,8 @@ cdef class Core:
 
     def _sums(self):
         """The checksums of what came so far, as bytes of uint32 [keys]. Nothing may be on its way."""
+        if self.c == NULL or self.c.sums == NULL:
+            raise RuntimeError("this store keeps no checksums")
         return (<const char *>self.c.sums.sums)[:4 * self.c.table.layer_first[self.n_layers]]
 
     cdef int _haunt(self, bint choosing) except -1:
@@ -341,26 +341,13 @@ cdef class Core:
         cdef Py_ssize_t l, e
         l, e = fc_small(layer), fc_small(expert)
         if l < 0 or e < 0:
-            l = clipped(layer, NULL)
-            if l == -1 and PyErr_Occurred() != NULL:
-                return self.not_a_key("layer", layer)
-            e = clipped(expert, NULL)
-            if e == -1 and PyErr_Occurred() != NULL:
-                return self.not_a_key("expert", expert)
+            l = number(layer, "layer")
+            e = number(expert, "expert")
         cdef int32_t i = self.layer_index[l] if 0 <= l <= self.max_layer else -1
         if (i < 0 or e < 0 or e >= self.layer_first[i + 1] - self.layer_first[i]
                 or self.c.span[self.layer_first[i] + e] < 0):
             raise self._error(-2, l, e, None, 0, 0, 0)
         return self.layer_first[i] + <int32_t>e
-
-    cdef int32_t not_a_key(self, object what, object given) except -1:
-        """An error is set: a TypeError becomes one that says what was given; anything else is the caller's own."""
-        if not PyErr_ExceptionMatches(TypeError):
-            return -1
-        PyErr_Clear()
-        many = isinstance(given, (list, tuple, set, range, slice)) or getattr(given, "ndim", 0) > 0
-        hint = "; acquire_many(layer, experts) takes several" if what == "expert" and many else ""
-        raise TypeError(f"{what} must be an integer; got {shown(given)}{hint}")
 
     cdef int same_process(self) except -1:
         """Nothing, or in a forked child the exception."""
@@ -380,6 +367,8 @@ cdef class Core:
 
     def _where(self, int32_t key):
         """(layer, expert) of a dense key."""
+        if self.c == NULL or not 0 <= key < self.layer_first[self.n_layers]:
+            raise ValueError(f"no dense key: {key}")
         cdef int32_t i = self.c.table.layer_of[key]
         return self.layer_number[i], key - self.layer_first[i]
 

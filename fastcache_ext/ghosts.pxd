@@ -9,7 +9,6 @@ from fastcache_ext.threads cimport pthread_cond_t, pthread_mutex_t
 
 cdef enum:
     MAX_GHOSTS = 8
-    RING = 8192             # entries: a power of two
     RING_WAKE = 1024        # entries that are worth waking the worker for
     VISIT = 0x8000          # in an entry: a visit of this layer begins
 
@@ -23,6 +22,8 @@ ctypedef struct fc_ghosts:
     int32_t layer           # of the open visit, or -1
     uint16_t run            # its number, modulo 65,536
     uint8_t told            # 1: its beginning stands in the ring
+    uint16_t *ring          # [room] a sampled expert's number, or VISIT | layer
+    uint32_t room           # a power of two
     uint32_t head           # entries put, modulo 2^32
     uint32_t tail           # entries taken
     int64_t heard           # requests
@@ -58,7 +59,6 @@ ctypedef struct fc_ghosts:
     int32_t leads           # windows in a row that it was ahead by the margin
     int64_t settled         # windows until which no switch comes
     int64_t switches
-    uint16_t ring[RING]     # a sampled expert's number, or VISIT | layer
 
 # `span[k]` < 0: no such expert. `slots`: of the store, [n_classes]. NULL without memory, or when nothing could be sampled.
 cdef fc_ghosts *ghosts_new(int32_t n_layers, const int32_t *layer_first, const uint8_t *cls_of, const int64_t *span,

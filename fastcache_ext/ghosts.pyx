@@ -1,8 +1,8 @@
 """The sample, and what its ghosts make of the traffic.
 
 Which experts are sampled is fixed at open: of every layer the same share, chosen by a hash, so that no layer counts more than it
-should; a pool of up to WHOLE experts whole. Nothing here grows with the traffic: while the ring is full requests are lost, and
-counted, and the next one begins a new visit.
+should; a pool of up to WHOLE experts whole, of larger ones as many as BYTES per expert of the pool pay for. Nothing here grows with
+the traffic: while the ring is full requests are lost, and counted, and the next one begins a new visit.
 The choice: a window of sampled requests gives every ghost a hit rate, halved into what was before. The policy in use is replaced
 when another is ahead of it by the margin in LEADS windows in a row, and not within REST windows of the last switch.
 May import libc, ghost, stack and threads.
@@ -16,9 +16,16 @@ from fastcache_ext.stack cimport STACK_MAX_KEYS, stack_ask, stack_destroy, stack
 from fastcache_ext.threads cimport pthread_cond_signal, pthread_mutex_destroy, pthread_mutex_init
 
 cdef enum:
-    WHOLE = 1024            # a pool that is sampled whole
-    MIDDLING = 4096         # one of which a quarter is; of larger ones an eighth, or less:
+    WHOLE = 1024            # a pool that is sampled whole; of larger ones an eighth is, or less:
     TRACKED = 4096          # experts that are sampled at most
+    BYTES = 32              # per expert of the pool, that all of this takes at most
+    PER_KEY = 86            # bytes that five ghosts and the stack take per sampled expert,
+    PER_SLOT = 205          # per slot for it,
+    PER_LAYER = 265         # per layer,
+    FIXED = 6144            # and besides
+    MIDDLING = 4096         # a pool for whose sample the shorter ring is long enough
+    RING = 8192
+    SHORT_RING = 2048
     HALVING = 1 << 17       # sampled requests after which older ones count half in the stack distances
     WINDOW = 1024           # sampled requests per window at least
     LEADS = 3
@@ -41,8 +48,24 @@ cdef int ascending(const void *a, const void *b) noexcept nogil:
     return (x > y) - (x < y)
 
 
+cdef uint32_t ring_of(int32_t pool, int32_t every) noexcept nogil:
+    return SHORT_RING if every > 1 and pool <= MIDDLING else RING
+
+
 cdef bint cacheable(int32_t key, const uint8_t *cls_of, const int64_t *span, int32_t n_classes) noexcept nogil:
     return cls_of[key] < n_classes and (span == NULL or span[key] >= 0)
+
+
+cdef int32_t one_in(int32_t pool, int32_t slots, int32_t n_layers) noexcept nogil:
+    """Of how many experts one is sampled."""
+    cdef int32_t every = 8
+    cdef int64_t beside = sizeof(fc_tag) * <int64_t>pool + PER_LAYER * <int64_t>n_layers + 2 * ring_of(pool, 8) + FIXED
+    if pool <= WHOLE:
+        return 1
+    while (pool // every > TRACKED or pool // every > n_layers
+           and beside + (PER_KEY * <int64_t>pool + PER_SLOT * <int64_t>slots) // every > BYTES * <int64_t>pool):
+        every *= 2
+    return every
 
 
 cdef int sample(fc_ghosts *g, int32_t n_layers, const int32_t *layer_first, const uint8_t *cls_of, const int64_t *span,
@@ -104,21 +127,22 @@ cdef fc_ghosts *ghosts_new(int32_t n_layers, const int32_t *layer_first, const u
                            int32_t n_classes, const int32_t *slots, const int32_t *kinds, int32_t n_kinds,
                            int32_t every) noexcept nogil:
     cdef fc_ghosts *g = <fc_ghosts *>calloc(1, sizeof(fc_ghosts))
-    cdef int32_t k, i, pool = 0, n_keys = layer_first[n_layers]
+    cdef int32_t k, i, pool = 0, held = 0, n_keys = layer_first[n_layers]
     if g == NULL:
         return NULL
     pthread_mutex_init(&g.busy, NULL)
     for k in range(n_keys):
         pool += cacheable(k, cls_of, span, n_classes)
-    g.every = every
-    if every < 1:
-        g.every = 1 if pool <= WHOLE else 4 if pool <= MIDDLING else 8
-        while pool // g.every > TRACKED:
-            g.every *= 2
+    for i in range(n_classes):
+        held += slots[i]
+    g.every = every if every > 0 else one_in(pool, min(held, pool), n_layers)
+    g.room = ring_of(pool, g.every)
     g.layer = g.open_layer = -1
     g.until_halved = HALVING
     g.tags = <fc_tag *>calloc(n_keys + 1, sizeof(fc_tag))
-    if (g.tags == NULL or pool == 0 or pool // g.every + n_layers >= STACK_MAX_KEYS or n_layers >= VISIT or n_kinds > MAX_GHOSTS
+    g.ring = <uint16_t *>calloc(g.room, sizeof(uint16_t))
+    if (g.tags == NULL or g.ring == NULL or pool == 0 or pool // g.every + n_layers >= STACK_MAX_KEYS
+            or n_layers >= VISIT or n_kinds > MAX_GHOSTS
             or sample(g, n_layers, layer_first, cls_of, span, n_classes, slots) != 0
             or stack_init(&g.stack, g.shape.n_keys) != 0):
         ghosts_free(g)
@@ -144,19 +168,20 @@ cdef void ghosts_free(fc_ghosts *g) noexcept nogil:
     free(g.open_keys)
     free(g.open_hits)
     free(g.tags)
+    free(g.ring)
     pthread_mutex_destroy(&g.busy)
     free(g)
 
 
 cdef inline void put(fc_ghosts *g, uint16_t entry) noexcept nogil:
-    g.ring[g.head & (RING - 1)] = entry
+    g.ring[g.head & (g.room - 1)] = entry
     g.head += 1
     if g.head - g.tail == RING_WAKE:
         pthread_cond_signal(g.wake)
 
 
 cdef void ghosts_tell(fc_ghosts *g, int32_t layer, uint16_t rank) noexcept nogil:
-    if g.head - g.tail > RING - 2:      # no room for a visit and an expert
+    if g.head - g.tail > g.room - 2:      # no room for a visit and an expert
         g.lost += 1
         g.told = 0                      # what comes next is a visit of its own
         return
@@ -168,9 +193,9 @@ cdef void ghosts_tell(fc_ghosts *g, int32_t layer, uint16_t rank) noexcept nogil
 
 
 cdef int ghosts_take(fc_ghosts *g, uint16_t *out, int room) noexcept nogil:
-    cdef uint32_t at = g.tail & (RING - 1)
+    cdef uint32_t at = g.tail & (g.room - 1)
     cdef uint32_t n = min(g.head - g.tail, <uint32_t>room)
-    cdef uint32_t straight = min(n, RING - at)
+    cdef uint32_t straight = min(n, g.room - at)
     memcpy(out, &g.ring[at], straight * sizeof(uint16_t))
     memcpy(out + straight, g.ring, (n - straight) * sizeof(uint16_t))
     g.tail += n

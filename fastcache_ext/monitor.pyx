@@ -266,7 +266,8 @@ cdef int core_cancel(fc_core *c, fc_wait *w) noexcept nogil:
 
 cdef void core_mark_token(fc_core *c, int64_t n) noexcept nogil:
     pthread_mutex_lock(&c.mutex)
-    note(c.recorder, T_TOKEN, 0, c.counters.phase, <int32_t>c.tokens)
+    # Beyond what a record holds, the index is not known: a server that runs for weeks goes on.
+    note(c.recorder, T_TOKEN, 0, c.counters.phase, <int32_t>(c.tokens if c.tokens <= 0x7FFFFFFF else -1))
     c.tokens += n
     pthread_mutex_unlock(&c.mutex)
 

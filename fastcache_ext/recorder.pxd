@@ -12,10 +12,11 @@ cdef extern from *:
     """
     bint fc_likely(bint yes) noexcept nogil
 
-cdef enum:                  # kinds; fastcache/traces/format.py has the first three too
+cdef enum:                  # kinds; fastcache/traces/format.py has the first four too
     T_TOKEN = 1
     T_BATCH = 2
     T_REQUEST = 3
+    T_SINGLE = 4            # key: a BATCH of one demand and its REQUEST, a hit, in one record; aux as for that
     T_LANDED = 16           # key; flags FC_LANDED_*; aux the error
     T_EVICTED = 17          # key; flags bit 0: unread, bit 1: a prefetch had brought it
     T_LEASED = 18           # slot that a search asked about; flags 1: it was leased
@@ -140,25 +141,21 @@ cdef inline int note_request(fc_recorder *r, int outcome, int32_t key, int held)
         return held
     return <uint16_t>(r.slow(r, record(T_REQUEST, outcome, held, key)) >> 16)
 
-# What note_single() leaves.
-cdef int note_single_slowly(fc_recorder *r, int32_t key, int held) noexcept nogil
-
 cdef inline int note_single(fc_recorder *r, int32_t key, int held) noexcept nogil:
-    """A demand for one expert, and a hit: note_batch() and note_request() in one. `held` is branched on, not computed with: it is
-    what an atomic step gave; the record would wait for that, and for the record the mutex."""
-    cdef uint64_t *to
+    """A demand for one expert, and a hit: note_batch() and note_request() in one; no batch is open, so no room is owed. `held` is
+    branched on, not computed with: it is what an atomic step gave; the record would wait for that, and for the record the mutex."""
+    cdef uint64_t *at
     if r == NULL:
         return held
-    to = r.at + 2
-    if fc_likely(to <= r.end):
-        (to - 2)[0] = record(T_BATCH, 0, 0, 1)
+    at = r.at
+    if fc_likely(at < r.end):
         if fc_likely(not held):
-            (to - 1)[0] = record(T_REQUEST, FC_AS_HIT, 0, key)
+            at[0] = record(T_SINGLE, 0, 0, key)
         else:
-            (to - 1)[0] = record(T_REQUEST, FC_AS_HIT, held, key)
-        r.at = to
+            at[0] = record(T_SINGLE, 0, held, key)
+        r.at = at + 1
         return held
-    return note_single_slowly(r, key, held)
+    return <uint16_t>(r.slow(r, record(T_SINGLE, 0, held, key)) >> 16)
 
 cdef inline uint64_t *note_hits(fc_recorder *r, int n) noexcept nogil:
     """A demand for n experts that are all resident: where its n requests are to be written, before anything else is recorded.

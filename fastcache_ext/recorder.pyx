@@ -107,11 +107,6 @@ cdef uint64_t slow(fc_recorder *r, uint64_t rec) noexcept nogil:
     return rec
 
 
-cdef int note_single_slowly(fc_recorder *r, int32_t key, int held) noexcept nogil:
-    note_batch(r, 0, 0, 1)
-    return note_request(r, FC_AS_HIT, key, held)
-
-
 cdef bint leased(void *ctx, int32_t slot, bint answer) noexcept nogil:
     note(<fc_recorder *>ctx, T_LEASED, answer, 0, slot)
     return answer

@@ -14,7 +14,8 @@ from fastcache_ext.counters import LAYER_NAMES
 from fastcache_ext.policy import NAMES as POLICIES
 
 from fastcache_ext.arena cimport (
-    FC_HUGE_OFF, FC_MAX_PER_SLAB, arena_new, arena_unref, fc_arena, fc_private, fc_slabs, private_new, private_unref, slabs_read,
+    FC_HUGE_OFF, FC_MAX_PER_SLAB, arena_new, arena_unref, fc_arena, fc_private, fc_slabs, lease_drop, private_new, private_unref,
+    slabs_read,
 )
 from fastcache_ext.atomics cimport fc_add32
 from fastcache_ext.checker cimport *
@@ -30,7 +31,7 @@ from fastcache_ext.monitor cimport (
 )
 from fastcache_ext.policy cimport fc_policy, policy_init
 from fastcache_ext.recorder cimport *
-from fastcache_ext.requests cimport core_begin, core_refuse, core_retry
+from fastcache_ext.requests cimport core_begin, core_hit, core_refuse, core_retry
 from fastcache_ext.table cimport table_switch
 from fastcache_ext.waiting cimport flying
 
@@ -115,6 +116,14 @@ cdef bint batch(fc_replay *s, int mode, int predictor, int32_t n) noexcept nogil
     let_go(s, &call.w)
     sweep(s, False)
     return True
+
+
+cdef void single(fc_replay *s, int32_t key) noexcept nogil:
+    cdef int32_t slot = core_hit(s.c, key)
+    if slot >= 0:
+        lease_drop(s.c.arena, slot)
+    else:
+        diverge(s, record(T_BATCH, FC_MODE_DEMAND, 0, 1))       # no hit: requests.pyx would begin a batch
 
 
 cdef bint retry(fc_replay *s, int32_t key, bint private) noexcept nogil:
@@ -230,6 +239,9 @@ cdef bint step(fc_replay *s) noexcept nogil:
         return True
     if value < 0 or value >= s.c.table.n_keys:
         s.stop = STRANGE
+        return True
+    if kind == T_SINGLE:
+        single(s, value)
         return True
     if kind == T_PIN or kind == T_UNPIN:
         s.at += 1                       # no counter depends on it but through leases, and through who may trade

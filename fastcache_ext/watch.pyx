@@ -11,11 +11,14 @@ from fastcache_ext.policy import NAMES as POLICIES
 from fastcache_ext.auto cimport core_switch, ghosts_work
 from fastcache_ext.core cimport Core
 from fastcache_ext.ghosts cimport (
-    MAX_GHOSTS, RING, fc_ghosts, ghosts_check, ghosts_digest, ghosts_free, ghosts_hear, ghosts_new, ghosts_take, ghosts_used,
+    MAX_GHOSTS, fc_ghosts, ghosts_check, ghosts_digest, ghosts_free, ghosts_hear, ghosts_new, ghosts_take, ghosts_used,
 )
 from fastcache_ext.threads cimport (
     fc_cond_init, pthread_cond_destroy, pthread_cond_t, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
 )
+
+cdef enum:
+    PIECE = 1024            # entries that are digested at once
 
 cdef dict KINDS = {kind: name for name, kind in POLICIES.items()}
 
@@ -61,7 +64,7 @@ cdef object told(fc_ghosts *g, pthread_mutex_t *mutex, bint curve):
         free(s)
 
 
-def report(Core core, bint curve=False):
+def report(Core core not None, bint curve=False):
     """What the ghosts of a store found: None where it has none. With `curve`, all traffic so far is served first.
 
     "curve" is the hit rate of LRU with 1, 2, ... sampled experts resident, of `tracked` ones that stand for a `pool`.
@@ -77,10 +80,10 @@ def report(Core core, bint curve=False):
     return told(core.c.ghosts, &core.c.mutex, curve)
 
 
-def switch(Core core, str policy):
+def switch(Core core not None, str policy):
     """Change the policy of a running store, whatever its ghosts say."""
     cdef int rc, kind = POLICIES[policy]
-    core._same_process()
+    core.check()
     with nogil:
         if core.c.ghosts != NULL:
             pthread_mutex_lock(&core.c.ghosts.busy)
@@ -94,10 +97,10 @@ def switch(Core core, str policy):
         raise core._error(-rc, None, None, None, 0, 0, 0)
 
 
-def check(Core core):
+def check(Core core not None):
     """0, or what does not hold of a store's ghosts. For tests."""
     cdef int rc = 0
-    if core.c.ghosts != NULL:
+    if core.c != NULL and core.c.ghosts != NULL:
         with nogil:
             pthread_mutex_lock(&core.c.ghosts.busy)
         rc = ghosts_check(core.c.ghosts)
@@ -156,19 +159,22 @@ cdef class Watch:
         cdef const int32_t *asked = <const int32_t *><const char *>copy
         cdef Py_ssize_t i, n = len(copy) // <Py_ssize_t>sizeof(int32_t)
         for i in range(n):
-            if digest and self.g.head - self.g.tail >= RING // 2:
+            if digest and self.g.head - self.g.tail >= self.g.room // 2:
                 self.digest()
             ghosts_hear(self.g, asked[i], self.layer_of[asked[i]])
         if digest:
             self.digest()
 
     cdef int digest(self) except -1:
-        cdef uint16_t entries[RING]
-        cdef int n = ghosts_take(self.g, entries, RING), wanted = ghosts_digest(self.g, entries, n)
-        if wanted >= 0:
-            self.switches.append((self.g.heard, KINDS[wanted]))
-            self.g.switches += 1
-            ghosts_used(self.g, wanted)
+        cdef uint16_t entries[PIECE]
+        cdef int n = PIECE, wanted
+        while n == PIECE:
+            n = ghosts_take(self.g, entries, PIECE)
+            wanted = ghosts_digest(self.g, entries, n)
+            if wanted >= 0:
+                self.switches.append((self.g.heard, KINDS[wanted]))
+                self.g.switches += 1
+                ghosts_used(self.g, wanted)
         return 0
 
     def report(self, bint curve=False):

@@ -120,15 +120,15 @@ def test_a_visit_without_a_sampled_expert_is_a_visit_too():
     assert report["hits"]["next_use"] / report["sampled"] == pytest.approx(exact, abs=0.04)
 
 
-@pytest.mark.parametrize("share", [0.03, 0.1, 0.2, 0.4])
-def test_a_quarter_of_a_large_pool_tells_what_every_policy_would_hit(share):
-    layers, experts = 40, 64
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2, 0.4])
+def test_a_sample_of_a_large_pool_tells_what_every_policy_would_hit(share):
+    layers, experts = 40, 128
     keys, slots = tokens(layers, experts, 4, 400, seed=2), int(layers * experts * share)
     report = watched(keys, layers, experts, slots).report(curve=True)
-    assert report["every"] == 4 and report["tracked"] == layers * experts // 4
-    for policy in NAMES:  # a sample has no cliff where a token no longer fits, and sieve's hand is no stack
+    assert report["every"] == 8 and report["tracked"] == layers * experts // 8
+    for policy in NAMES:  # a sample has no cliff where a token no longer fits, and sieve settles at one of two rates
         exact = simulate(keys, layers, experts, slots, policy) / len(keys)
-        error = 0.15 if share < 0.05 else 0.08 if policy == "sieve" else 0.03
+        error = 0.25 if policy == "sieve" else 0.03
         assert report["hits"][policy] / report["sampled"] == pytest.approx(exact, abs=error), policy
 
 
@@ -148,9 +148,23 @@ def test_every_layer_gives_the_same_share_of_its_experts():
         assert one.report()["sampled"] == experts // 32
 
 
+@pytest.mark.parametrize(
+    ("layers", "experts", "top_k", "share"), [(26, 64, 6, 0.2), (24, 60, 4, 0.4), (32, 33, 2, 0.2), (16, 65, 8, 0.2)]
+)
+def test_the_small_sample_of_a_small_pool_chooses_no_policy_that_costs_a_point(layers, experts, top_k, share):
+    slots = int(layers * experts * share)
+    for seed in range(3):
+        keys = tokens(layers, experts, top_k, 500, seed)
+        exact = {policy: simulate(keys, layers, experts, slots, policy) / len(keys) for policy in NAMES}
+        report = watched(keys, layers, experts, slots).report()
+        assert report["every"] in (8, 16)
+        best = max(report["hits"], key=report["hits"].__getitem__)
+        assert exact[best] > max(exact.values()) - 0.01, (seed, best, exact)
+
+
 def test_size_classes_keep_their_share_of_the_slots():
     cls = bytes([0] * 2048 + [1] * 2048 + [255] * 64)
-    report = Watch([64] * 65, cls, [400, 80]).report()
+    report = Watch([64] * 65, cls, [400, 80], every=4).report()
     assert report["every"] == 4 and report["pool"] == 4096  # what fits no slot is none of the pool
     assert report["ghost_slots"] == 100 + 20
     few = Watch([64] * 64, bytes(4096), [1]).report()
@@ -205,8 +219,11 @@ class Mallinfo(ctypes.Structure):
     ]
 
 
-@pytest.mark.parametrize(("layers", "experts"), [(92, 896), (60, 384), (48, 128)])
-def test_ghosts_of_all_policies_take_less_than_32_bytes_per_expert(layers, experts):
+@pytest.mark.parametrize("share", [0.03, 0.2, 0.4, 1])
+@pytest.mark.parametrize(
+    ("layers", "experts"), [(92, 896), (60, 384), (48, 128), (16, 128), (26, 64), (64, 26), (24, 60), (16, 65)]
+)
+def test_ghosts_of_all_policies_take_less_than_32_bytes_per_expert(layers, experts, share):
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2") or os.environ.get("FASTCACHE_SANITIZED"):
         pytest.skip("the C library does not say what it has allocated")
@@ -219,8 +236,8 @@ def test_ghosts_of_all_policies_take_less_than_32_bytes_per_expert(layers, exper
     pool = layers * experts
     classes, sizes = bytes(pool), [experts] * layers
     before = used()
-    watch = Watch(sizes, classes, [pool // 5])
-    taken = used() - before
+    watch = Watch(sizes, classes, [int(pool * share)])
+    taken = used() - before - 4 * pool  # a Watch looks layers up by expert; a store has that anyway
     assert watch.report()["pool"] == pool
     assert 4 * pool < taken < 32 * pool, taken / pool
 

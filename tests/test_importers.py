@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from routing import groups_of, real, tokens
 
 import fastcache.traces.importers as importers
 import fastcache.traces.runs as runs
+from fastcache.cli import main
 from fastcache.errors import TraceError
 from fastcache.traces import write_trace
 from fastcache.traces.importers import FORMATS, detect, read
@@ -54,6 +56,35 @@ def test_bad_pairs_are_named(tmp_path):
         assert caught.value.record == 1
 
 
+@pytest.mark.parametrize("bad", [0, 1, 7, 511])
+def test_a_bad_pair_at_the_start_is_named_where_no_format_is_given(tmp_path, bad):
+    rows = [(layer % 8, layer % 5) for layer in range(600)]
+    rows[bad] = (1, -1)
+    path = pairs(tmp_path / "a", *rows)
+    with pytest.raises(TraceError, match=f"record {bad}: layer 1, expert -1: no model has one.*--format") as caught:
+        read(path)
+    assert caught.value.record == bad
+
+
+@pytest.mark.parametrize("name", [None, "kimi-k3"])
+def test_pairs_of_int64_are_not_taken_for_pairs_of_int32(tmp_path, name):
+    path = tmp_path / "a"
+    routed = np.array([(layer, expert) for layer in range(3) for expert in (1, 0)])
+    for count in (2, 3, 6):
+        routed[:count].astype("<i8").tofile(path)
+        with pytest.raises(TraceError, match="pairs of int64: write int32"):
+            read(path, name)
+        routed[:count].astype("<i4").tofile(path)
+        assert read(path, name).requests == count
+    np.tile(routed + np.array([0, 2000]), (100_000, 1)).astype("<i8").tofile(path)  # many blocks
+    with pytest.raises(TraceError, match="pairs of int64"):
+        read(path, name)
+    # What a few pairs, or an odd number of them, may be.
+    assert read(pairs(path, (0, 0), (1, 0)), name).requests == 2
+    assert read(pairs(path, *[(layer, 0) for layer in range(5)]), name).requests == 5
+    assert read(pairs(path, *[(layer, layer == 7) for layer in range(8)]), name).requests == 8
+
+
 HEADER = """# route_trace v1
 # model=/some/where/Model-Q4.gguf arch=x n_layer=3 n_expert=8 n_expert_used=2
 # layer=1 expert_bytes=100 dense_bytes=5
@@ -82,7 +113,7 @@ def test_a_route_csv_says_layers_sizes_and_phases(tmp_path):
 
 def test_decoding_steps_of_a_route_csv_are_batches_of_their_own(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_text(HEADER + "0,0,0,1,0,1,1,0,9\n0,0,1,1,0,2,1,0,9\n0,1,2,1,0,1,1,0,9\n0,1,3,1,0,1,1,0,9\n")
+    path.write_text(HEADER + "0,0,0,1,0,1,1,0,0\n0,0,1,1,0,2,1,0,0\n0,1,2,1,0,1,1,0,0\n0,1,3,1,0,1,1,0,0\n")
     assert named(read(path)) == [(1, [1, 2]), (1, [1]), (1, [1])]
 
 
@@ -90,13 +121,42 @@ def test_decoding_steps_of_a_route_csv_are_batches_of_their_own(tmp_path):
     ("text", "line", "message"),
     [
         ("# route_trace v2\n", 1, "route_trace v1"),
-        ("# route_trace v1\n# layer=x expert_bytes=1\n", 2, "not numbers"),
+        ("# route_trace v1\n# layer=x expert_bytes=1\n", 2, "no layer and its bytes"),
+        ("# route_trace v1\n# layer=1024 expert_bytes=1\n", 2, "no layer and its bytes"),
+        ("# route_trace v1\n# layer=1 expert_bytes=-1\n", 2, "no layer and its bytes"),
         (HEADER + ROWS + "0,1,3,1,0\n", 13, "not turn,phase"),
-        (HEADER + "0,1,3,1,0,x,1,0,9\n", 6, "not turn,phase"),
-        (HEADER + "0,2,3,1,0,1,1,0,9\n", 6, "not turn,phase"),
-        (HEADER + ROWS + "0,1,3,2,0,8,1,0,9\n", 13, "layer 2, expert 8: the file's header gives that layer 8"),
-        (HEADER + ROWS + "0,1,3,0,0,1,1,0,9\n", 13, "layer 0, expert 1: the file's header gives that layer 0"),
-        ("# route_trace v1\n0,1,3,0,0,1,1,0,9\n", None, "n_layer and n_expert"),
+        (HEADER + "0,1,3,1,0,x,1,0,0\n", 6, "not turn,phase,.*: expert is 'x'"),
+        (HEADER + "0,1,3,1,0,-1,1,0,0\n", 6, "expert is '-1'"),
+        (HEADER + "0,1,3,1,0,1_0,1,0,0\n", 6, "expert is '1_0'"),
+        (HEADER + "0,1,3,1,0,1,1,0,0,7\n", 6, "10 fields, not 9"),
+        (HEADER + "0,2,3,1,0,1,1,0,0\n", 6, "phase is 2"),
+        (HEADER + "0,1,-3,1,0,1,1,0,0\n", 6, "step is '-3'"),
+        (HEADER + ROWS + "0,1,99999999999999999999,1,0,1,1,0,0\n", 13, "step is '99999999999999999999'"),
+        (HEADER + "0,1,3,-1,0,1,1,0,0\n", 6, "layer is '-1'"),
+        (HEADER + "0,1,3,99999999999999999999,0,1,1,0,0\n", 6, "layer is '9"),
+        (HEADER + "0,1,3,1,0,99999999999999999999,1,0,0\n", 6, "expert is '9"),
+        (HEADER + "x,1,3,1,0,1,1,0,0\n", 6, "turn is 'x'"),
+        (HEADER + "0,1,3,1,0.5,1,1,0,0\n", 6, "slot is '0.5'"),
+        (HEADER + "0,1,3,1,0,1,abc,0,0\n", 6, "weight is 'abc'"),
+        (HEADER + "0,1,3,1,0,1,inf,0,0\n", 6, "weight is 'inf'"),
+        (HEADER + "0,1,3,1,0,1,,0,0\n", 6, "weight is ''"),
+        (HEADER + "0,1,3,1,0,1,1,3,0\n", 6, "residency is 3"),
+        (HEADER + "0,1,3,1,0,1,1,yes,0\n", 6, "residency is 'yes'"),
+        (HEADER + "0,1,3,1,0,1,1,0,1e3\n", 6, "expert_bytes is '1e3'"),
+        (HEADER + "0,1,3,1,0,1,1,0,99\n", 6, "expert_bytes is 99: the header gives layer 1 100"),
+        (HEADER.replace(",expert,", ",experts,") + "0,1,3,1,0,1,1,0,0\n", 5, "the columns have no expert:"),
+        (HEADER.replace(",slot,", ",step,") + "0,1,3,1,0,1,1,0,0\n", 5, "the columns have step twice"),
+        (HEADER + ROWS + "0,1,3,2,0,8,1,0,0\n", 13, "layer 2, expert 8: the file's header gives that layer 8"),
+        (HEADER + ROWS + "0,1,3,0,0,1,1,0,0\n", 13, "layer 0, expert 1: the file's header gives that layer 0"),
+        ("# route_trace v1\n0,1,3,0,0,1,1,0,0\n", None, "n_layer and n_expert"),
+        ("# route_trace v1\n# layer=1 expert_bytes=9\n# layer=1 expert_bytes=8\n", 3, "layer 1 is there twice"),
+        ("# route_trace v1\n# layer=1 expert_bytes=99999999999999999999\n", 2, "no layer and its bytes"),
+        ("# route_trace v1\n# n_layer=3 n_expert=8 n_expert_used=9\n", None, "n_expert_used=9"),
+        ("# route_trace v1\n# n_layer=3 n_expert=8 n_expert_used=-1\n", None, "n_expert_used=-1"),
+        ("# route_trace v1\n# n_layer=1000000000 n_expert=8\n", None, "n_layer=1000000000"),
+        ("# route_trace v1\n# n_layer=3 n_expert=800000000000\n", None, "n_expert=800000000000"),
+        ("# route_trace v1\n# n_layer=3 n_expert=-8\n", None, "n_expert=-8"),
+        ("# route_trace v1\n# n_layer=3 n_expert=8 n_expert_used=two\n", None, "n_expert_used=two"),
     ],
 )
 def test_bad_lines_of_a_route_csv_are_named(tmp_path, text, line, message):
@@ -106,6 +166,28 @@ def test_bad_lines_of_a_route_csv_are_named(tmp_path, text, line, message):
         read(path)
     assert caught.value.record == line
     assert line is None or f", line {line}: " in str(caught.value)
+
+
+def test_columns_of_a_route_csv_are_known_by_their_names(tmp_path):
+    """Later versions have one more; a weight that the engine does not know is nan."""
+    path = tmp_path / "a.csv"
+    header, rows = HEADER[: HEADER.index("turn")], [line.split(",") for line in (HEADER + ROWS).splitlines()[4:]]
+    path.write_text(HEADER + ROWS)
+    whole = read(path)
+    columns = list(zip(*rows, strict=True))
+    columns[6] = ("weight", *["nan"] * (len(rows) - 1))
+    columns[7] = ("residency", *["2"] * (len(rows) - 1))
+    for wanted in (
+        [*range(9), "dropped"],
+        [8, 7, 6, 5, 4, 3, 2, 1, 0],
+        [1, 2, 3, 5],
+    ):
+        more = {"dropped": ("dropped", *["1"] * (len(rows) - 1))}
+        table = zip(*(more[name] if name in more else columns[name] for name in wanted), strict=True)
+        path.write_text(header + "".join(",".join(row) + "\n" for row in table))
+        trace = read(path)
+        assert named(trace) == named(whole) and trace.phase.tolist() == whole.phase.tolist()
+        assert trace.token.tolist() == whole.token.tolist() and trace.sizes().tolist() == whole.sizes().tolist()
 
 
 def test_routed_experts_are_tokens_by_layers(tmp_path):
@@ -174,6 +256,7 @@ def test_a_megatron_trace_is_one_batch_per_line(tmp_path):
         ("[1]", "not an object"),
         ('{"layer": NaN}', "not JSON"),
         ("{", "not JSON"),
+        ('{"step": 0, "layer": 1, "step": 1, "top_indices": [[1]]}', "'step' is there twice"),
         ('{"layer": ' + "[" * 100_000, "not JSON"),
     ],
 )
@@ -197,6 +280,28 @@ def test_lines_of_layer_token_and_experts(tmp_path):
     assert trace.phase.tolist() == [1, 2, 0] and trace.token.tolist() == [0, 1, -1]
     assert trace.top_k == 2 and trace.pool == 6 * 5
     assert read(lines(path, {"layer": 0, "experts": [1]}, {"layer": 0, "experts": [1, 2]})).top_k is None
+    once = read(lines(path, {"layer": 0, "experts": [0, 0]}))  # as wide as no token can be
+    assert once.top_k is None and once.pool == 1
+    write_trace(once, tmp_path / "b")
+    assert read(tmp_path / "b").requests == 1
+
+
+def test_lines_are_a_batch_of_one_token_or_of_a_prefill_or_where_no_token_is_said(tmp_path):
+    def batches(*rows):
+        names = ("phase", "token", "experts")
+        objects = [{"layer": 0} | {k: v for k, v in zip(names, row, strict=True) if v is not None} for row in rows]
+        trace = read(lines(tmp_path / "a.jsonl", *objects))
+        told = zip(trace.phase.tolist(), trace.token.tolist(), (experts for _, experts in named(trace)), strict=True)
+        return list(told)
+
+    decode = [("decode", token, [token % 3, 3]) for token in range(5)]
+    assert batches(*decode) == [(2, token, [token % 3, 3]) for token in range(5)]
+    assert batches(("decode", 0, [1]), ("decode", 0, [2]), ("decode", 1, [2])) == [(2, 0, [1, 2]), (2, 1, [2])]
+    assert batches(("prefill", 0, [1]), ("prefill", 1, [2]), ("decode", 1, [2])) == [(1, 0, [1, 2]), (2, 1, [2])]
+    assert batches((None, 0, [1]), (None, 1, [2]), (None, 1, [3])) == [(0, 0, [1]), (0, 1, [2, 3])]
+    assert batches((None, None, [1]), (None, None, [2]), (None, 0, [3])) == [(0, -1, [1, 2]), (0, 0, [3])]
+    assert batches(("decode", None, [1]), ("decode", None, [2]), (None, None, [2])) == [(2, -1, [1, 2]), (0, -1, [2])]
+    assert batches(("prefill", None, [1]), ("prefill", 4, [2]), (None, 4, [1])) == [(1, -1, [1, 2]), (0, 4, [1])]
 
 
 @pytest.mark.parametrize(
@@ -212,6 +317,9 @@ def test_lines_of_layer_token_and_experts(tmp_path):
         ({"layer": 1, "token": 1.5, "experts": [1]}, "1.5 is not"),
         ({"layer": 2000, "experts": [1]}, "layer 2000"),
         ("nonsense", "not JSON"),
+        ('{"layer": 1, "layer": 2, "experts": [1]}', "'layer' is there twice"),
+        ('{"layer": 1, "experts": [1], "phase": "decode", "experts": [1]}', "'experts' is there twice"),
+        ('{"layer": 1, "experts": [1], "more": {"a": 1, "a": 1}}', "'a' is there twice"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, message):
@@ -232,10 +340,13 @@ def test_every_format_is_known_by_its_first_bytes(tmp_path):
     assert detect(path) == "route-csv"
     np.save(tmp_path / "a.npy", np.zeros((1, 1, 1), int))
     assert detect(tmp_path / "a.npy") == "vllm"
-    for data in (b"", b"abc", b"\xff" * 64, b"hello world, this is no trace"):
+    for data in (b"abc", b"\xff" * 63, b"hello world, this is no trace"):
         path.write_bytes(data)
         with pytest.raises(TraceError, match="not a trace of a known format"):
             read(path)
+    path.write_bytes(b"")
+    with pytest.raises(TraceError, match="an empty file"):
+        read(path)
     with pytest.raises(ValueError, match="no trace format 'x'"):
         read(path, "x")
 
@@ -255,6 +366,23 @@ def test_one_run_in_every_format_is_one_trace(tmp_path):
         path = tmp_path / (name + ".npy" * (name == "vllm"))
         assert detect(path) == name
         assert named(read(path)) == groups, name
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_command_refuses_a_trace_without_requests(tmp_path, name):
+    path = tmp_path / "a.npy"
+    path.write_bytes(b"")
+    if name == "vllm":
+        np.save(path, np.zeros((0, 4, 2), int))
+    elif name == "route-csv":
+        path.write_text(HEADER)
+    elif name == "fastcache":
+        write_trace(tokens(count=0), path)
+    for command in (["replay", path], ["mrc", path], ["advise", tmp_path, "--trace", path]):
+        result = CliRunner().invoke(main, [*map(str, command), "--format", name])
+        assert result.exit_code == 1, result.output
+        assert result.stderr == f"Error: TraceError: {path}: no request is in it: a trace that asks for nothing\n"
+    assert read(path, name).requests == 0
 
 
 def test_real_traces_are_what_their_readme_says():

@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ from click.testing import CliRunner
 from rig import Experts, layers_of, settings, until
 
 import fastcache
-from fastcache import errors, recording
+from fastcache import ExpertKey, errors, moe, recording
 from fastcache.cli import main
 from fastcache.store import ExpertStore
 from fastcache.traces import read_trace
-from fastcache.traces.format import BATCH, HIT, MISS, REQUEST, TOKEN, open_records
+from fastcache.traces.format import BATCH, FIRST_EVENT, HIT, MISS, REQUEST, SINGLE, TOKEN, open_records
 
 LANDED, EVICTED, GAP, COUNTER, END = 16, 17, 27, 28, 29
 STOPPED, CLOSED, FULL, ERROR = 1, 2, 3, 4
@@ -83,13 +84,13 @@ def test_a_trace_says_what_was_asked_for_and_what_came_of_it(store, tmp_path):
     assert header.run["policy"] == "lru" and header.run["engine"] == "pread" and header.run["slots"] == [10]
     assert header.run["budget_bytes"] == 40960 and header.run["classes"] == [[0, LAYERS * EXPERTS]]
     assert header.run["exact"] is True and rec.exact
-    plain = records[records["kind"] <= REQUEST].tolist()
+    plain = records[records["kind"] < FIRST_EVENT].tolist()
     key = EXPERTS  # of layer 1, expert 0
     assert plain == [
         (TOKEN, 0, 0, 0),
         *[(BATCH, 0, 0, 2), (REQUEST, MISS, 0, 1), (REQUEST, MISS, 0, 2)],
         (TOKEN, 0, 0, 3),
-        *[(BATCH, 0, 0, 1), (REQUEST, HIT, 0, 2)],
+        (SINGLE, 0, 0, 2),
         *[(BATCH, 1, 0, 1), (REQUEST, MISS, 0, key)],
         *[(BATCH, 0, 0, 2), (REQUEST, HIT, 0, key), (REQUEST, MISS, 0, key + 1)],
     ]
@@ -97,6 +98,50 @@ def test_a_trace_says_what_was_asked_for_and_what_came_of_it(store, tmp_path):
     assert records[-1].tolist() == (END, STOPPED, 0, 0)
     trace = read_trace(tmp_path / "trace")
     assert trace.token.tolist() == [0, 3, 3] and trace.keys.tolist() == [1, 2, 2, key, key + 1]
+
+
+def test_the_batches_of_a_trace_have_the_phase_in_which_they_were_asked(store, tmp_path):
+    store.mark_token()
+    with store.phase("prefill"):
+        rec = store.record(tmp_path / "trace")  # it begins inside a phase
+        store.acquire_many(0, [1, 2]).release()
+    store[0, 2].release()
+    store.mark_token()
+    with store.phase("decode"):
+        store[0, 2].release()
+        store.mark_token()
+        store.acquire_many([ExpertKey(0, 1), ExpertKey(1, 1)]).release()  # of two layers: as it was asked for
+    rec.stop()
+    trace = read_trace(tmp_path / "trace")
+    assert trace.phase.tolist() == [1, 0, 2, 2] and trace.token.tolist() == [-1, -1, 1, 2]
+    assert trace.keys.tolist() == [1, 2, 2, 2, 1, EXPERTS + 1]
+
+
+def test_a_models_own_run_is_recorded_in_its_phases(tmp_path):
+    with moe.load(Path(__file__).parent / "data" / "qwen3_moe" / "bf16", budget="1 cycles") as model:
+        rec = model.store.record(tmp_path / "trace")
+        assert len(list(model.generate([1, 5, 7], max_tokens=4))) == 4
+        rec.stop()
+        live = {name: stats.requests for name, stats in model.store.stats(phases=True).phases.items()}
+    trace = read_trace(tmp_path / "trace")
+    asked = np.bincount(np.repeat(trace.phase, np.diff(trace.batches)), minlength=3).tolist()
+    assert asked == [0, live["prefill"], live["decode"]] and min(asked[1:]) > 0
+    tokens = np.repeat(trace.token, np.diff(trace.batches))
+    assert np.unique(tokens[np.repeat(trace.phase, np.diff(trace.batches)) == 1]).tolist() == [0]
+    records = recorded(tmp_path / "trace")
+    assert records["aux"][records["kind"] == TOKEN].tolist() == [1, 2, 2, 2]
+
+
+def test_a_number_of_tokens_that_no_record_holds_is_refused_and_an_index_beyond_is_not_known(store, tmp_path):
+    for n in (-1, 2**31, 2**70):
+        with pytest.raises(ValueError, match=f"n must be from 0 to 2147483647 tokens; got {n}"):
+            store.mark_token(n)
+    store.record(tmp_path / "trace")
+    for n in (2**31 - 1, 1, 2**31 - 1):
+        store.mark_token(n)
+        store[0, 1].release()
+    store.close()
+    assert read_trace(tmp_path / "trace").token.tolist() == [0, 2**31 - 1, -1]
 
 
 def test_the_counters_at_the_end_of_the_file_are_the_live_ones(store, tmp_path):
@@ -116,10 +161,10 @@ def test_hits_touch_no_memory_of_the_recording_for_the_first_time(store, tmp_pat
     with store.record(tmp_path / "trace") as rec:
         store[0, 1].release()
         before = faults()
-        for _ in range(200_000):  # 3 of the ring's 4 MiB
+        for _ in range(400_000):  # 3 of the ring's 4 MiB
             store[0, 1].release()
         after = faults()
-    assert rec.records == 400_002 and rec.dropped == 0
+    assert rec.records == 400_001 and rec.dropped == 0
     assert after - before < 100  # pages of 4 KiB would have been 780
 
 
@@ -152,6 +197,10 @@ def test_a_file_that_is_there_is_replaced_only_when_told(store, tmp_path):
     with pytest.raises(FileExistsError, match="overwrite=True"):
         store.record(tmp_path / "trace")
     assert (tmp_path / "trace").read_bytes() == b"months of traffic"
+    with pytest.raises(FileExistsError, match="is no trace, and is not replaced"):
+        store.record(tmp_path / "trace", overwrite=True)
+    assert (tmp_path / "trace").read_bytes() == b"months of traffic"
+    (tmp_path / "trace").write_bytes(b"FCTRACE1 and months of traffic")
     store.record(tmp_path / "trace", overwrite=True).stop()
     assert read_trace(tmp_path / "trace").requests == 0
 
@@ -306,6 +355,14 @@ def test_a_recording_of_sizes_in_classes_says_which_expert_needs_which(disk, tmp
         kinds, counts = zip(*header.run["classes"], strict=True)
         assert len(set(kinds)) == 3
         assert np.repeat(kinds, counts).tolist() == store._sizing.cls.tolist()
+
+
+def test_a_source_that_claims_more_experts_per_token_than_there_are_is_recorded_without(experts, tmp_path):
+    source = fastcache.FileRangeSource(experts.path, experts.ranges, top_k=EXPERTS + 1)
+    with fastcache.open(source, budget=40960) as store, store.record(tmp_path / "trace"):
+        store[0, 1].release()
+    trace = read_trace(tmp_path / "trace")
+    assert trace.top_k is None and trace.requests == 1
 
 
 def test_the_command_prints_the_live_counters_and_refuses_what_is_no_recording(experts, tmp_path):

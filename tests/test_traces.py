@@ -87,6 +87,40 @@ def test_guesses_pins_and_events_are_left_out(tmp_path):
     assert len(records) == 17 and header.top_k == 2
 
 
+@pytest.mark.parametrize("block", [1 << 20, 7])
+def test_a_single_is_read_as_the_batch_of_one_that_it_stands_for(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(fmt, "BLOCK", block)
+    trace = made(batches=400)
+    write_trace(trace, tmp_path / "batches")
+    header, records = fmt.open_records(tmp_path / "batches")
+    of_one = np.flatnonzero((records["kind"] == 2) & (records["value"] == 1))
+    short = np.array(records)
+    short["kind"][of_one + 1], short["flags"][of_one + 1] = 4, 0
+    short = np.delete(short, of_one)
+    assert 20 < len(of_one) == (short["kind"] == 4).sum() < 200
+    (tmp_path / "singles").write_bytes(fmt.pack_header(header) + short.tobytes())
+    again = read_trace(tmp_path / "singles")
+    for name in ("keys", "batches", "phase", "token"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(trace, name), err_msg=name)
+    write_trace(again, tmp_path / "converted")  # in batches, as what is known of them is the same
+    assert (tmp_path / "converted").read_bytes() == (tmp_path / "batches").read_bytes()
+
+
+@pytest.mark.parametrize("block", [1 << 20, 5, 2, 1])
+def test_a_batch_is_of_the_phase_that_the_last_token_or_phase_record_before_it_says(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(fmt, "BLOCK", block)
+    prefill, decode, none = (record(30, 0, aux=aux) for aux in (1, 2, 0))
+    first, *rest = batch(4, 5, 6)
+    path = write(
+        tmp_path / "a", *batch(1), record(1, 7), prefill, *batch(1), *batch(2, mode=1), first, decode, *rest,
+        record(4, 2), record(1, 8, aux=1), *batch(3), none, record(4, 9), decode, *batch(0, 1),
+    )  # fmt: skip
+    trace = read_trace(path)
+    assert trace.phase.tolist() == [0, 1, 1, 2, 1, 0, 2]
+    assert trace.token.tolist() == [-1, 7, 7, 7, 8, 8, 8]
+    assert trace.keys.tolist() == [1, 1, 4, 5, 6, 2, 3, 9, 0, 1]
+
+
 def test_a_trace_of_no_record_is_a_trace(tmp_path):
     trace = read_trace(write(tmp_path / "a"))
     assert (trace.requests, trace.pool, trace.name) == (0, 10, "m")
@@ -95,17 +129,26 @@ def test_a_trace_of_no_record_is_a_trace(tmp_path):
 @pytest.mark.parametrize(
     ("records", "number", "message"),
     [
-        ([record(4, 1)], 0, "kind 4"),
+        ([record(5, 1)], 0, "kind 5"),
         ([record(16, 1), record(0, 1)], 1, "kind 0"),
         ([*batch(1), record(3, 1)], 2, "outside a batch"),
         ([record(3, 1), *batch(1)], 0, "outside a batch"),
         ([record(1, 0), record(3, 1)], 1, "outside a batch"),
         ([record(2, 3), record(3, 1), record(1, 0)], 0, "has 3 keys, but 1 follow"),
         ([*batch(5), record(2, 2), record(3, 1)], 2, "has 2 keys, but 1 follow"),
+        ([record(2, 2), record(3, 1), record(4, 2)], 0, "has 2 keys, but 1 follow"),
+        ([record(4, 2), record(3, 1)], 1, "outside a batch"),
+        ([record(4, 2), *batch(1), record(4, 10)], 3, "key 10 is not below 10"),
+        ([record(4, -1)], 0, "key -1"),
         ([record(2, 0)], 0, "a batch of 0 keys"),
         ([record(2, 11)], 0, "a batch of 11 keys"),
         ([record(2, 1, 4), record(3, 1)], 0, "mode 4"),
         ([record(1, 0, aux=3)], 0, "phase 3"),
+        ([*batch(1), record(2, 1), record(3, 1, flags=77)], 3, "flags 77 of a request"),
+        ([record(2, 2), record(3, 1, flags=4), record(3, 2, flags=5)], 2, "flags 5 of a request"),
+        ([record(2, 1, flags=1), record(3, 1, flags=254)], 1, "flags 254 of a request"),
+        ([*batch(1), record(16, 0), record(4, 1, flags=2)], 3, "flags 2 of a single"),
+        ([*batch(1), record(30, 0, aux=4)], 2, "phase 4"),
         ([*batch(1), *batch(2, 10)], 4, "key 10 is not below 10"),
         ([*batch(-1)], 1, "key -1"),
         ([*batch(1, 2, 3), *batch(4, 5, 4)], 7, "key 4 is twice"),
@@ -155,6 +198,9 @@ def header_of(**changes):
         (header_of(layers=[[1, 2**26], [2, 1]]), "67108865 experts"),
         (struct.pack("<8sII", b"FCTRACE1", 100_000, 8) + b"[" * 100_000, "not usable: RecursionError"),
         (header_of(top_k=0), "0 is not"),
+        (header_of(top_k=-1), "-1 is not"),
+        (header_of(top_k=5), "top_k is 5, and no layer has more than 4 experts"),
+        (header_of(top_k="2"), "'2' is not"),
         (header_of(expert_nbytes=[1, 2]), "2 sizes for 1 layers of 4"),
         (header_of(expert_nbytes=-1), "-1 is not"),
         (header_of(run=3), "not usable"),

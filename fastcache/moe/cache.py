@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fastcache.errors import CheckpointMismatch
 from fastcache.quant.floats import aligned_empty
+from fastcache.units import whole
 
 F32: TypeAlias = NDArray[np.float32]
 Rows: TypeAlias = tuple[tuple[int, ...], ...]  # shapes of what a layer keeps of one token
@@ -83,6 +84,7 @@ class LayerCache:
 
     def truncate(self, length: int) -> None:
         """Forget the tokens from `length` on; the memory is kept."""
+        length = whole("length", length)
         if not 0 <= length <= self.length:
             raise ValueError(f"a cache of {self.length} tokens cannot be cut to {length}")
         self.length = length

@@ -6,6 +6,8 @@ of moe what a decoder is made of.
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -17,11 +19,12 @@ from numpy.typing import ArrayLike, NDArray
 from fastcache.errors import CheckpointError, UnsupportedCheckpoint
 from fastcache.layout.record import Layout
 from fastcache.linear import linear
+from fastcache.moe.asked import Asked
 from fastcache.moe.cache import KVCache
 from fastcache.moe.decoder import decoder_of, norm_of
 from fastcache.moe.demands import check_config
 from fastcache.moe.layers import Layer, drafts_of, head_of
-from fastcache.moe.sampling import check_sampling, generator, sample, stop_tokens, whole
+from fastcache.moe.sampling import check_ids, check_sampling, generator, sample, stop_tokens
 from fastcache.moe.speculator import Speculator
 from fastcache.moe.tensors import Named, ResidentTrunk, hub_names
 from fastcache.moe.tokens import eos_of
@@ -32,9 +35,11 @@ from fastcache.quant.blocks import self_told
 from fastcache.quant.coded import coded_weight
 from fastcache.store import ExpertStore
 from fastcache.trunk import Trunk
+from fastcache.units import whole
 
 F32: TypeAlias = NDArray[np.float32]
 
+_log = logging.getLogger("fastcache")
 PARTS_BYTES: Final = 128 << 20
 """Experts' outputs that a block holds at a time: a longer prompt goes through it in pieces."""
 
@@ -54,6 +59,9 @@ class Model:
     vocabulary, hidden, layers : int
     eos : frozenset of int
         Tokens that end a text, of generation_config.json and config.json.
+    not_read : dict
+        Keys of config.json with values, that this decoder does not know, and that may ask for something. What is known
+        to change a number, and is not computed, was refused.
 
     Notes
     -----
@@ -71,14 +79,16 @@ class Model:
     ) -> None:
         self.store, self.trunk, self.config, self.family = store, trunk, layout.config, layout.family
         row = decoder_of(layout.family)
-        check_config(self.config, row.takes)
+        config = layout.config if layout.format == "gguf" else Asked(layout.config)
+        layout = dataclasses.replace(layout, config=config)
+        check_config(config, row.takes)
         stored: Mapping[str, NDArray[Any]] = ResidentTrunk(trunk) if resident_trunk else trunk
         names = hub_names(stored, layout.format)
         self._tensors = tensors = Named(stored, names)
         self._embedding = f"{row.embedding}.weight"
         stored_names = hub_names(trunk, layout.format)
         self._rows = Named(trunk, stored_names)  # rows of the embedding are taken as stored: a few are converted
-        self.hidden, self.layers = count(self.config, "hidden_size"), count(self.config, "num_hidden_layers")
+        self.hidden, self.layers = count(config, "hidden_size"), count(config, "num_hidden_layers")
         self.vocabulary, width = require(self._rows, self._embedding)
         if coded_weight(self._rows, self._embedding) is not None:
             raise UnsupportedCheckpoint(f"{self._embedding!r} is stored as codes with scales, of which no row is taken")
@@ -86,22 +96,20 @@ class Model:
             raise UnsupportedCheckpoint(
                 f"{self._embedding!r} has shape {(self.vocabulary, width)}; hidden_size is {self.hidden}"
             )
-        self._head = head_of(row, self.config, tensors, layout.format, (self.vocabulary, width))
-        self._norm = norm_of(self.config, tensors, row.last_norm, self.hidden)
-        scaled = self.config if row.scaled else {}
+        self._head = head_of(row, config, tensors, layout.format, (self.vocabulary, width))
+        self._norm = norm_of(config, tensors, row.last_norm, self.hidden)
+        scaled = config if row.scaled else {}
         self._times_embedding = np.float32(number(scaled, "embedding_multiplier", 1.0))
         self._times_residual = np.float32(number(scaled, "residual_multiplier", 1.0))
         self._over_logits = np.float32(number(scaled, "logits_scaling", 1.0, above=0))
         experts: ExpertStore | Literal["resident"] = "resident" if store is None else store
-        self._layers = [
-            Layer(row, self.config, tensors, layout, n, experts, stored, speculator) for n in range(self.layers)
-        ]
+        self._layers = [Layer(row, config, tensors, layout, n, experts, stored, speculator) for n in range(self.layers)]
         used = tensors.asked.union({self._embedding}, *(layer.moe_names for layer in self._layers))
         check_used(
             stored_names,
             used,
             self.layers,
-            drafts_of(self.config),
+            drafts_of(config),
             gguf=layout.format == "gguf",
             trunk=trunk,
         )
@@ -110,6 +118,10 @@ class Model:
         self._piece = max(1, PARTS_BYTES // (4 * (layout.top_k or 1) * self.hidden))
         self.eos = eos_of(layout)
         self.path = os.path.dirname(layout.files[0]) if layout.files else ""
+        self.not_read = config.left() if isinstance(config, Asked) else {}  # GGUF's keys are all known, or refused
+        if self.not_read:
+            said = ", ".join(f"{key} ({value!r:.40})" for key, value in self.not_read.items())
+            _log.warning("%s: of config.json, the decoder of %s does not read %s", self.path, self.family, said)
 
     def new_cache(self) -> KVCache:
         """Return an empty cache for one sequence."""
@@ -154,10 +166,10 @@ class Model:
         cache = self.new_cache() if cache is None else cache
         start = cache.length
         phase = nullcontext() if self.store is None else self.store.phase("decode" if len(ids) == 1 else "prefill")
-        if self.store is not None:
-            self.store.mark_token(len(ids))
         try:
             with phase, np.errstate(all="ignore"):  # what is no number is an error below, and one that says where
+                if self.store is not None:
+                    self.store.mark_token(len(ids))
                 h = self._embedded(ids)
                 _check_finite(h, self._embedding)
                 for n, (layer, kept) in enumerate(zip(self._layers, cache, strict=True)):
@@ -281,10 +293,10 @@ class Model:
             raise ValueError(f"ids must be a list of token ids; got {ids!r}") from None
         if array.ndim != 1 or not array.size:
             raise ValueError(f"ids must be a list of at least one token id; got shape {array.shape}")
-        if array.dtype.kind not in "iu":
+        large = array.dtype == object and all(type(each) is int for each in array)  # integers beyond 64 bits
+        if array.dtype.kind not in "iu" and not large:
             raise ValueError(f"ids must be integers; got {array.dtype}")
-        if array.min() < 0 or array.max() >= self.vocabulary:
-            raise ValueError(f"ids must be from 0 to {self.vocabulary - 1}; got {array.min()} to {array.max()}")
+        check_ids("ids", array, self.vocabulary)
         return array.astype(np.int64)
 
     def _embedded(self, ids: NDArray[np.int64]) -> F32:

@@ -1,4 +1,4 @@
-"""From logits to a token, and what may be asked of that. Knows no model. Imports numpy only.
+"""From logits to a token, and what may be asked of that. Knows no model. Imports units.
 
 Sources: Fan et al. (arXiv:1805.04833) for top-k, Holtzman et al., "The Curious Case of Neural Text Degeneration"
 (arXiv:1904.09751) for top-p; the order of the steps is that of transformers.
@@ -6,13 +6,14 @@ Sources: Fan et al. (arXiv:1805.04833) for top-k, Holtzman et al., "The Curious 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fastcache.units import is_flag, whole
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
@@ -26,16 +27,6 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
         _check_number("top_p", top_p, "or None")
         if not 0 < top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, or None; got {top_p!r}")
-
-
-def whole(name: str, value: Any, more: str = "") -> int:
-    """Return an integer that a caller gave; raise TypeError for anything else, True and False too."""
-    try:
-        if isinstance(value, (bool, np.bool_)):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer{more and f', {more}'}; got {value!r}") from None
 
 
 def generator(seed: int | None) -> np.random.Generator:
@@ -65,13 +56,24 @@ def stop_tokens(stop: int | Iterable[int], vocabulary: int) -> frozenset[int]:
     several = isinstance(stop, Iterable) and not (isinstance(stop, np.ndarray) and stop.ndim == 0)
     each: Iterable[Any] = stop if several else [stop]  # type: ignore[assignment]
     ids = frozenset(whole("each token of stop", token) for token in each)
-    if wrong := sorted(token for token in ids if not 0 <= token < vocabulary):
-        raise ValueError(f"tokens of stop must be from 0 to {vocabulary - 1}; got {', '.join(map(str, wrong))}")
+    check_ids("tokens of stop", np.array(sorted(ids)), vocabulary)
     return ids
 
 
+def check_ids(what: str, ids: NDArray[Any], vocabulary: int) -> None:
+    """Raise ValueError for ids [T] outside a vocabulary of that size, naming the first few that are."""
+    outside = ids[(ids < 0) | (ids >= vocabulary)]
+    if outside.size:
+        wrong = list(dict.fromkeys(outside.tolist()))
+        more = f" and {len(wrong) - 4} others" if len(wrong) > 4 else ""
+        raise ValueError(
+            f"{what} must be from 0 to {vocabulary - 1}, in a vocabulary of {vocabulary}; got "
+            f"{', '.join(map(str, wrong[:4]))}{more}"
+        )
+
+
 def _check_number(name: str, value: Any, more: str) -> None:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+    if is_flag(value) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number{more and f', {more}'}; got {value!r}")
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fastcache.moe.gate import Gate
 from fastcache.predictors import NullPredictor, Predictor, Tally
+from fastcache.units import whole
 
 F32: TypeAlias = NDArray[np.float32]
 
@@ -44,6 +45,7 @@ class Speculator:
     """
 
     def __init__(self, predictor: Predictor | None = None, *, depth: int = 1, most_tokens: int = 1) -> None:
+        depth, most_tokens = whole("depth", depth), whole("most_tokens", most_tokens)
         if depth < 1:
             raise ValueError(f"depth must be at least one layer; got {depth}")
         if predictor is not None and not isinstance(predictor, Predictor):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 from fastcache.errors import CheckpointError, CheckpointNotFound, CheckpointTruncated, InvalidRange
 from fastcache.keys import ExpertKey
 from fastcache.sources.base import Extent, as_key, mapping
+from fastcache.units import whole
 
 PathLike = str | os.PathLike[str]
 
@@ -95,7 +95,7 @@ class FileRangeSource:
             path = os.path.abspath(os.fsdecode(path))
         else:
             raise TypeError("not two or three values")
-        offset, nbytes = operator.index(offset), operator.index(nbytes)
+        offset, nbytes = whole("offset", offset), whole("nbytes", nbytes)
         where = f"expert {tuple(key)}: {path} [{offset}, +{nbytes}]"
         if path not in self._sizes:
             raise InvalidRange(f"{where}: this file is not among the paths of the source")

@@ -21,11 +21,11 @@ BATCH, COUNTER, END = 2, 28, 29
 GUESS = 1  # flags of a BATCH
 ENDS = {1: "stopped", 2: "closed", 3: "max_bytes"}
 KINDS = {
-    1: "TOKEN", 2: "BATCH", 3: "REQUEST", 16: "LANDED", 17: "EVICTED", 18: "LEASED", 19: "RELEASED", 20: "RETRY",
-    21: "SERVED", 22: "REFUSED", 23: "LEFT", 24: "CANCEL", 25: "PIN", 26: "UNPIN", 27: "GAP", 28: "COUNTER", 29: "END",
-    30: "PHASE", 31: "TIMED_OUT", 32: "SWITCH", 33: "MOVED", 34: "TRADE", 35: "BEGUN",
+    1: "TOKEN", 2: "BATCH", 3: "REQUEST", 4: "SINGLE", 16: "LANDED", 17: "EVICTED", 18: "LEASED", 19: "RELEASED",
+    20: "RETRY", 21: "SERVED", 22: "REFUSED", 23: "LEFT", 24: "CANCEL", 25: "PIN", 26: "UNPIN", 27: "GAP",
+    28: "COUNTER", 29: "END", 30: "PHASE", 31: "TIMED_OUT", 32: "SWITCH", 33: "MOVED", 34: "TRADE", 35: "BEGUN",
 }  # fmt: skip
-_OF_KEYS = frozenset({3, 16, 17, 20, 21, 22, 23, 24, 25, 26, 31, 34, 35})
+_OF_KEYS = frozenset({3, 4, 16, 17, 20, 21, 22, 23, 24, 25, 26, 31, 34, 35})
 _OUTCOMES = ("hit", "join", "miss", "no room", "declined")
 # Times, and what was asked of the device: no policy decides them, and a replay reads nothing.
 MEASURED = ("late_join_wait_ns", "demand_wait_ns", "reads", "bytes_submitted", "bytes_direct", "demand_wait_buckets")

@@ -1,7 +1,7 @@
 """fastcache's own trace format: a JSON header, then records of 8 bytes. docs/traces.md describes it.
 
-Owns the bytes: header, record layout, reader, writer. Events (kinds from FIRST_EVENT on) belong to the recorder; they
-are skipped here. Imports errors and NumPy.
+Owns the bytes: header, record layout, reader, writer. Events (kinds from FIRST_EVENT on) belong to the recorder; all
+but PHASE are skipped here. Imports errors and NumPy.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from fastcache.errors import TraceError
 from fastcache.traces.columns import Batches
+from fastcache.traces.missing import missing
+from fastcache.traces.spool import regular, stem
 from fastcache.traces.trace import BLOCK, DECODE, Array, Trace
 
 MAGIC = b"FCTRACE1"
 RECORD = np.dtype([("kind", "u1"), ("flags", "u1"), ("aux", "<u2"), ("value", "<i4")])
-TOKEN, BATCH, REQUEST, FIRST_EVENT = 1, 2, 3, 16  # values of `kind`
+TOKEN, BATCH, REQUEST, SINGLE, FIRST_EVENT, PHASE = 1, 2, 3, 4, 16, 30  # values of `kind`
 DEMAND, GUESS, PIN, WARM = 0, 1, 2, 3  # flags of a BATCH
-HIT, JOIN, MISS, NOT_KNOWN = 0, 1, 2, 255  # flags of a REQUEST
+HIT, JOIN, MISS, DECLINED, NOT_KNOWN = 0, 1, 2, 4, 255  # flags of a REQUEST; 3: found no room
 _START = struct.Struct("<8sII")
 _MAX_HEADER = 64 << 20  # bytes
 _MAX_POOL = 1 << 26  # experts: as many as importers can meet (runs.py), and what replays take memory for
@@ -99,6 +100,9 @@ def _header(fields: Any) -> Header:
     if pool > _MAX_POOL:
         raise ValueError(f"{pool} experts")
     top_k, nbytes = fields.get("top_k"), fields.get("expert_nbytes")
+    most = max((count for _, count in layers), default=0)
+    if top_k is not None and layers and _whole(top_k, 1) > most:
+        raise ValueError(f"top_k is {top_k}, and no layer has more than {most} experts")
     if isinstance(nbytes, list):
         if len(nbytes) not in (len(layers), pool):
             raise ValueError(f"{len(nbytes)} sizes for {len(layers)} layers of {pool} experts")
@@ -127,11 +131,11 @@ def open_records(path: str | os.PathLike[str]) -> tuple[Header, Array]:
     Raises
     ------
     TraceError
-        As read_header, or the file ends inside a record.
+        As read_header, or the file ends inside a record; as regular(), where it is no file.
     OSError
         The file cannot be read.
     """
-    with open(path, "rb") as file:
+    with regular(path) as again, open(again, "rb") as file:
         header, start = read_header(file, path)
         count, rest = divmod(os.fstat(file.fileno()).st_size - start, RECORD.itemsize)
         if rest:
@@ -147,22 +151,37 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     Memory does not grow with the file. Raises as open_records, and TraceError for a record that cannot be.
     """
     header, records = open_records(path)
+    run = {**header.run, **missing(header.run, records)}
     with Batches() as out:
         reader = _Reader(path, header.pool, out)
         for start in range(0, len(records), BLOCK):
             reader.take(np.asarray(records[start : start + BLOCK]), start)
-        reader.end()
+        if run.get("complete", True):  # what ends anywhere may end inside a batch, which is left out
+            reader.end()
         columns = out.finish()
     nbytes = header.expert_nbytes
     return Trace(
-        name=header.model or Path(path).stem,
+        name=header.model or stem(path),
         layers=header.layers,
         top_k=header.top_k,
         fingerprint=header.fingerprint,
         expert_nbytes=np.asarray(nbytes, np.int64) if isinstance(nbytes, tuple) else nbytes,
-        run=header.run,
+        run=run,
         **columns,
     )
+
+
+def unfold(records: Array, at: Array) -> tuple[Array, Array]:
+    """Return records [n], and their numbers [n], with each SINGLE as the BATCH and the REQUEST that it stands for."""
+    single = records["kind"] == SINGLE
+    if not single.any():
+        return records, at
+    copies = 1 + single.astype(np.int64)
+    request = np.cumsum(copies)[single] - 1
+    records, at = np.repeat(records, copies), np.repeat(at, copies)
+    records["kind"][request], records["flags"][request] = REQUEST, HIT
+    records[request - 1] = (BATCH, DEMAND, 0, 1)
+    return records, at
 
 
 class _Reader:
@@ -170,7 +189,8 @@ class _Reader:
 
     def __init__(self, path: str | os.PathLike[str], pool: int, out: Batches) -> None:
         self.path, self.pool, self.out = path, pool, out
-        self.now = (0, -1)  # phase and token
+        self.token = -1
+        self.phases, self.phases_at = np.zeros(1, np.uint16), np.full(1, -1)  # and which record says so
         self.rest, self.rest_at = np.zeros(0, RECORD), np.zeros(0, np.int64)
 
     def refuse(self, wrong: Array, at: Array, message: str, values: Array | None = None) -> None:
@@ -181,17 +201,29 @@ class _Reader:
             raise TraceError(text, filename=self.path, record=int(at[i]))
 
     def take(self, block: Array, start: int) -> None:
+        said = np.flatnonzero((block["kind"] == TOKEN) | (block["kind"] == PHASE))
+        self.phases = np.concatenate([self.phases, block["aux"][said]])
+        self.phases_at = np.concatenate([self.phases_at, said + start])
+        self.refuse(self.phases > DECODE, self.phases_at, "phase {} is not known", self.phases)
         at = np.flatnonzero(block["kind"] < FIRST_EVENT)
-        records, at = np.concatenate([self.rest, block[at]]), np.concatenate([self.rest_at, at + start])
+        single = block["kind"] == SINGLE
+        every = np.arange(start, start + len(block))
+        self.refuse(single & (block["flags"] != HIT), every, "flags {} of a single are not known", block["flags"])
+        records, at = unfold(block[at], at + start)
+        records, at = np.concatenate([self.rest, records]), np.concatenate([self.rest_at, at])
         kind, value, flags = records["kind"], records["value"], records["flags"]
         self.refuse((kind < TOKEN) | (kind > REQUEST), at, "kind {} is not known", kind)
+        self.refuse(
+            (kind == REQUEST) & (flags > DECLINED) & (flags != NOT_KNOWN),
+            at,
+            "flags {} of a request are not known",
+            flags,
+        )
         opening = np.flatnonzero(kind != REQUEST)
         is_batch = kind[opening] == BATCH
         wrong = is_batch & ((value[opening] < 1) | (value[opening] > self.pool))
         self.refuse(wrong, at[opening], f"a batch of {{}} keys, of {self.pool}", value[opening])
         self.refuse(is_batch & (flags[opening] > WARM), at[opening], "a batch of mode {}", flags[opening])
-        wrong = ~is_batch & (records["aux"][opening] > DECODE)
-        self.refuse(wrong, at[opening], "a token of phase {}", records["aux"][opening])
         # What follows an opening record: as many requests as a batch says, none after a token.
         due = np.where(is_batch, value[opening], 0).astype(np.int64)
         follow = np.diff(opening, append=len(records)) - 1
@@ -223,14 +255,18 @@ class _Reader:
         same = np.zeros(len(keys), bool)
         same[order[1:]] = (np.diff(keys[order]) == 0) & (np.diff(owner[order]) == 0)
         self.refuse(same, where, "key {} is twice in its batch", keys)
-        # Which token each batch belongs to: the last one before it.
+        # Which token each batch belongs to, and which phase: what the last record before it says.
         tokens = opening[~is_batch]
-        phases = np.concatenate([[self.now[0]], records["aux"][tokens]])
-        numbers = np.concatenate([[self.now[1]], records["value"][tokens].astype(np.int64)])
-        self.now = int(phases[-1]), int(numbers[-1])
+        numbers = np.concatenate([[self.token], records["value"][tokens].astype(np.int64)])
+        self.token = int(numbers[-1])
         mine = np.searchsorted(tokens, edges)
+        phase = np.searchsorted(self.phases_at, at[edges]) - 1
         demand = records["flags"][edges] == DEMAND
-        self.out.append(keys[np.repeat(demand, sizes)], sizes[demand], phases[mine][demand], numbers[mine][demand])
+        self.out.append(
+            keys[np.repeat(demand, sizes)], sizes[demand], self.phases[phase][demand], numbers[mine][demand]
+        )
+        kept = np.searchsorted(self.phases_at, self.rest_at[0]) - 1 if len(self.rest_at) else -1
+        self.phases, self.phases_at = self.phases[kept:], self.phases_at[kept:]
 
     def end(self) -> None:
         """Nothing follows: refuse a batch that waits for more."""

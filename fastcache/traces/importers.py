@@ -8,18 +8,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
 from fastcache.errors import TraceError
 from fastcache.traces.format import MAGIC, read_trace
-from fastcache.traces.runs import MAX_EXPERTS, MAX_LAYERS, Runs
-from fastcache.traces.trace import BLOCK, DECODE, PREFILL, UNKNOWN, Trace
-
-Path_ = str | os.PathLike[str]
-_COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
+from fastcache.traces.route_csv import read_route_csv
+from fastcache.traces.runs import MAX_EXPERTS, MAX_LAYERS, Runs, short
+from fastcache.traces.spool import Path_, regular, stem
+from fastcache.traces.trace import BLOCK, DECODE, PREFILL, UNKNOWN, Array, Trace
 
 
 def read_pairs(path: Path_) -> Trace:
@@ -28,90 +26,30 @@ def read_pairs(path: Path_) -> Trace:
     Raises
     ------
     TraceError
-        The file is not whole pairs, or a pair cannot be one.
+        The file is not whole pairs, a pair cannot be one, or they look like pairs of int64.
     """
     size = os.stat(path).st_size
     if size % 8:
         raise TraceError(f"the file ends after {size % 8} of its 8 bytes", filename=path, record=size // 8)
-    pairs = np.memmap(path, "<i4", "r").reshape(-1, 2) if size else np.zeros((0, 2), np.int32)
+    pairs = np.memmap(os.fspath(path), "<i4", "r").reshape(-1, 2) if size else np.zeros((0, 2), np.int32)
     with Runs(path) as runs:
         for start in range(0, len(pairs), BLOCK):
             block = pairs[start : start + BLOCK]
+            if start == 0 and _of_int64(block):
+                raise TraceError(
+                    "every second int32 is 0, as in pairs of int64: write int32, as numpy.astype('<i4').tofile does",
+                    filename=path,
+                )
             runs.add(block[:, 0], block[:, 1], start + np.arange(len(block)))
-        return runs.finish(Path(path).stem, None)
+        return runs.finish(stem(path), None)
 
 
-def read_route_csv(path: Path_) -> Trace:
-    """Read BigMoeOnEdge's `route_trace v1`: comment lines, then one line per (step, layer, slot).
+def _of_int64(block: Array) -> bool:
+    """Whether int32 pairs are halves of int64: of small numbers, every second half is 0.
 
-    Phase 0 is the prompt, whose steps a layer serves together; phase 1 is decoding, step by step.
-
-    Raises
-    ------
-    TraceError
-        The header lacks n_expert or the layers, or a line is not nine fields of numbers.
+    Of int32 pairs that would be a trace in which every layer asks for its expert 0 alone, time and again: no router's.
     """
-    with open(path, "rb") as file:
-        facts, sizes, number, line = _route_header(file, path)
-        try:
-            experts, top_k = int(facts["n_expert"]), int(facts.get("n_expert_used", 0)) or None
-            numbers = [layer for layer, size in sizes.items() if size > 0] or list(range(int(facts["n_layer"])))
-        except (KeyError, ValueError):
-            raise TraceError("the header does not give n_layer and n_expert as numbers", filename=path) from None
-        with Runs(path, "line", dict.fromkeys(sorted(numbers), experts)) as runs:
-            last = None
-            rows: list[tuple[int, ...]] = []
-            while line:
-                text = line.strip()
-                if text and text != _COLUMNS.encode():
-                    fields = text.split(b",")
-                    try:
-                        turn, phase, step, layer, _, expert = map(int, fields[:6])
-                        if len(fields) != 9 or phase not in (0, 1):
-                            raise ValueError
-                    except ValueError:
-                        raise runs.refuse(number, f"not {_COLUMNS}: {_short(text)}") from None
-                    now = (turn, phase, step if phase else -1)
-                    if now != last or len(rows) >= BLOCK // 8:
-                        _flush(runs, rows)
-                        if now != last:
-                            runs.cut()
-                        last = now
-                    rows.append((layer, expert, number, DECODE if phase else PREFILL, step))
-                line, number = file.readline(), number + 1
-            _flush(runs, rows)
-            model = Path(facts.get("model", str(path))).name
-            nbytes = [sizes[layer] for layer in sorted(numbers)] if sizes else None
-            return runs.finish(model, top_k, nbytes)
-
-
-def _route_header(file: Any, path: Path_) -> tuple[dict[str, str], dict[int, int], int, bytes]:
-    """Return (facts, bytes of an expert by layer, number of the first line after the comments, that line)."""
-    facts: dict[str, str] = {}
-    sizes: dict[int, int] = {}
-    number, line = 1, file.readline()
-    if line.split() != [b"#", b"route_trace", b"v1"]:
-        raise TraceError(
-            f"does not start with '# route_trace v1': {_short(line)}", filename=path, record=1, unit="line"
-        )
-    while line.startswith(b"#"):
-        words = dict(word.split("=", 1) for word in line.decode("utf-8", "replace").split() if "=" in word)
-        if "layer" in words and "expert_bytes" in words:
-            try:
-                sizes[int(words["layer"])] = int(words["expert_bytes"])
-            except ValueError:
-                raise TraceError(f"not numbers: {_short(line)}", filename=path, record=number, unit="line") from None
-        else:
-            facts |= words
-        number, line = number + 1, file.readline()
-    return facts, sizes, number, line
-
-
-def _flush(runs: Runs, rows: list[tuple[int, ...]]) -> None:
-    if rows:
-        layer, expert, number, phase, token = np.asarray(rows, np.int64).T
-        runs.add(layer, expert, number, phase=phase, token=token)
-        rows.clear()
+    return len(block) >= 4 and len(block) % 2 == 0 and not block[:, 1].any() and bool(block[:, 0].any())
 
 
 def read_routed_experts(path: Path_) -> Trace:
@@ -126,7 +64,7 @@ def read_routed_experts(path: Path_) -> Trace:
         It is no such array, or a token has the same expert twice, or a number that cannot be an expert's.
     """
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(os.fspath(path), mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         # NumPy takes what it does not know for a pickle, and says how to load that.
         why = "it starts like none" if "pickle" in str(error) else error
@@ -159,7 +97,7 @@ def read_routed_experts(path: Path_) -> Trace:
                     runs.add(numbers[0], row[0], start + i, token=start + i)
             else:
                 runs.add(layer, block.ravel(), token, token=token)
-        return runs.finish(Path(path).stem, top_k)
+        return runs.finish(stem(path), top_k)
 
 
 def read_megatron(path: Path_) -> Trace:
@@ -192,13 +130,14 @@ def read_megatron(path: Path_) -> Trace:
             runs.cut()
             runs.add(layer, experts.ravel(), number, phase=UNKNOWN, token=step)
             top_k = max(top_k or 0, experts.shape[1]) if len(experts) else top_k
-        return runs.finish(Path(path).stem, top_k)
+        return runs.finish(stem(path), top_k)
 
 
 def read_jsonl(path: Path_) -> Trace:
     """Read lines of `{"layer": 3, "token": 17, "experts": [5, 1]}`; `phase`, "prefill" or "decode", may be there too.
 
-    Lines of one layer that follow one another are one batch, whatever their tokens are.
+    Lines of one layer that follow one another are one batch where they are of the same token, where all say phase
+    "prefill", and where none has a token; a change of phase ends a batch always.
 
     Raises
     ------
@@ -206,6 +145,7 @@ def read_jsonl(path: Path_) -> Trace:
         A line is not such an object.
     """
     widths: set[int] = set()
+    last = None
     with Runs(path, "line") as runs:
         for number, line in _objects(path):
             try:
@@ -216,9 +156,13 @@ def read_jsonl(path: Path_) -> Trace:
                 raise runs.refuse(
                     number, f'not {{"layer": .., "token": .., "experts": [..]}}: {_reason(error)}'
                 ) from None
+            now = phase, -1 if phase == PREFILL else token
+            if now != last:
+                runs.cut()
+                last = now
             runs.add(layer, np.asarray(experts, np.int64), number, phase=phase, token=token)
             widths.add(len(experts))
-        return runs.finish(Path(path).stem, widths.pop() if len(widths) == 1 else None)
+        return runs.finish(stem(path), widths.pop() if len(widths) == 1 else None)
 
 
 def _objects(path: Path_) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -227,16 +171,23 @@ def _objects(path: Path_) -> Iterator[tuple[int, dict[str, Any]]]:
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not JSON")
 
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            twice = next(key for key in fields if sum(key == name for name, _ in pairs) > 1)
+            raise ValueError(f"{twice!r} is there twice")
+        return fields
+
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
-                value = json.loads(line, parse_constant=refuse)
+                value = json.loads(line, parse_constant=refuse, object_pairs_hook=once)
             except (ValueError, RecursionError) as error:
                 raise TraceError(f"not JSON: {error}", filename=path, record=number, unit="line") from None
             if not isinstance(value, dict):
-                raise TraceError(f"not an object: {_short(line)}", filename=path, record=number, unit="line")
+                raise TraceError(f"not an object: {short(line)}", filename=path, record=number, unit="line")
             yield number, value
 
 
@@ -248,11 +199,6 @@ def _count(value: object) -> int:
 
 def _reason(error: Exception) -> str:
     return f"no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
-
-
-def _short(line: bytes) -> str:
-    text = line.strip().decode("utf-8", "replace")
-    return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 FORMATS: dict[str, Callable[[Path_], Trace]] = {
@@ -285,24 +231,39 @@ def detect(path: Path_) -> str:
             file.seek(0)
             line = next((line for line in file if line.strip()), b"")
             return "megatron" if b'"top_indices"' in line else "jsonl"
+        size = os.fstat(file.fileno()).st_size
     pairs = np.frombuffer(head, "<i4", len(head) // 8 * 2).reshape(-1, 2)
-    if len(pairs) and (pairs >= 0).all() and (pairs < (MAX_LAYERS, MAX_EXPERTS)).all():
+    wrong = np.flatnonzero(((pairs < 0) | (pairs >= (MAX_LAYERS, MAX_EXPERTS))).any(axis=1))
+    if len(pairs) and (not len(wrong) or _of_int64(pairs)):
         return "kimi-k3"
-    raise TraceError(f"not a trace of a known format; name it with --format: {', '.join(FORMATS)}", filename=path)
+    names = f"name it with --format: {', '.join(FORMATS)}"
+    if not size:
+        raise TraceError("an empty file", filename=path)
+    if size % 8 == 0:  # nothing but pairs has no start of its own: say which of them is none
+        layer, expert = pairs[wrong[0]].tolist()
+        raise TraceError(
+            f"layer {layer}, expert {expert}: no model has one. It is a pair of int32, if this is a trace of kimi-k3, "
+            f"and no other format starts like this file; {names}",
+            filename=path,
+            record=int(wrong[0]),
+        )
+    raise TraceError(f"not a trace of a known format; {names}", filename=path)
 
 
 def read(path: Path_, format: str | None = None) -> Trace:
     """Read a trace in any of FORMATS; None: the one that its first bytes show.
 
+    What comes through a pipe is kept in an unlinked file, under TMPDIR (else /var/tmp), while it is read.
+
     Raises
     ------
     TraceError
-        A bad file, or record, by number.
+        A bad file, or record, by number; a device; a pipe from which more comes than there is room for.
     ValueError
         There is no such format.
     OSError
     """
-    name = format or detect(path)
-    if name not in FORMATS:
-        raise ValueError(f"no trace format {name!r}; there are {', '.join(FORMATS)}")
-    return FORMATS[name](path)
+    if format is not None and format not in FORMATS:
+        raise ValueError(f"no trace format {format!r}; there are {', '.join(FORMATS)}")
+    with regular(path) as again:
+        return FORMATS[format or detect(again)](again)

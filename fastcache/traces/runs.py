@@ -108,11 +108,13 @@ class Runs:
     def finish(
         self, name: str, top_k: int | None, expert_nbytes: Sequence[int] | int | None = None, **fields: Any
     ) -> Trace:
-        """Return the trace; the rest of the fields are those of Trace."""
+        """Return the trace; the rest of the fields are those of Trace. A top_k above every layer's experts is none."""
         if len(self._rest[0]):
             self._take(self._rest, end=True)
         layer, expert = self._highest
         layers = self.layers if self.layers is not None else dict.fromkeys(range(layer + 1), expert + 1)
+        if top_k is not None and layers and top_k > max(layers.values()):
+            top_k = None
         first = np.zeros(MAX_LAYERS, np.int64)
         total = 0
         for number, count in sorted(layers.items()):
@@ -127,3 +129,9 @@ class Runs:
         return Trace(
             name=name, layers=tuple(sorted(layers.items())), top_k=top_k, expert_nbytes=nbytes, **columns, **fields
         )
+
+
+def short(line: bytes) -> str:
+    """Return a line of a file as an error shows it."""
+    text = line.strip().decode("utf-8", "replace")
+    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,3 @@
+KIND: str
+FLAGS: str
+COMPILER: str
