@@ -1,6 +1,6 @@
 """When layers come round.
 
-A layer is expected after as long as those gaps, of all layers, that have lasted longer than its own has by now: in a cycle that is a
+A layer is expected after as long as those gaps, of all layers, that lasted longer than its own has by now: in a cycle that is a
 round, and for one left while a prompt's tokens go through it, or while another model runs, the time that such take. As one
 more such gap counts that its own lasts twice as long, which is all there is to go by where none was as long: it may have stopped
 coming round. No layer is expected before the mean of its own gaps; and that of those to come takes in the one that it is in, the
