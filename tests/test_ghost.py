@@ -268,4 +268,4 @@ def test_the_ghosts_of_a_real_trace_name_its_best_policy(trace, share):
     ghosts = {policy: hits / report["sampled"] for policy, hits in report["hits"].items()}
     best = max(ghosts, key=ghosts.__getitem__)
     assert exact[best] > max(exact.values()) - 0.01, (ghosts, exact)
-    assert ghosts["next_use"] == pytest.approx(exact["next_use"], abs=0.03)
+    assert ghosts["next_use"] == pytest.approx(exact["next_use"], abs=0.04)
