@@ -22,6 +22,10 @@ from fastcache_ext.trade cimport trade_for, trade_refused
 Evicted = namedtuple("Evicted", "key from_prefetch unread")
 
 
+cdef object told(const fc_evicted *e):
+    return Evicted(e.key, bool(e.origin), bool(e.unread))
+
+
 cdef class Table:
     """A table and its arena: slots of one page, class c of `class_slots[c]` slots. Keys are dense."""
     cdef fc_table t
@@ -65,7 +69,7 @@ cdef class Table:
         cdef int32_t slot
         self.generation += 1
         slot = table_reserve(&self.t, key, origin, mode, self.generation, &evicted)
-        return slot, (Evicted(evicted.key, bool(evicted.origin), bool(evicted.unread)) if evicted.key >= 0 else None)
+        return slot, (told(&evicted) if evicted.key >= 0 else None)
 
     def trade(self, int32_t key):
         """What comes before a demand reserves: (what went for a slab that changed hands, or None: none did; whether the
@@ -75,9 +79,8 @@ cdef class Table:
             return None, False
         self.t.trading.searched = 0
         n = trade_for(&self.t, key, self.generation + 1)
-        gone = [self.t.trading.gone[i] for i in range(n)]
-        searched = bool(self.t.trading.searched)
-        return ([Evicted(e.key, bool(e.origin), bool(e.unread)) for e in gone] if n >= 0 else None), searched
+        gone = [told(&self.t.trading.gone[i]) for i in range(n)]
+        return (gone if n >= 0 else None), bool(self.t.trading.searched)
 
     def refused(self, int32_t key):
         trade_refused(&self.t, key)

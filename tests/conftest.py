@@ -5,11 +5,14 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: sums in one order
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import fcntl
 import functools
 import random
+import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import hypothesis
 import pytest
@@ -27,6 +30,9 @@ ENVIRONMENT = (
     "FASTCACHE_SSD_STREAMING",
 )
 ENGINES = ("uring", "pread")
+LOCKS, OPENED = pytest.StashKey[str](), pytest.StashKey[list[IO[str]]]()
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in its background without Ctrl-C
 
 hypothesis.settings.register_profile("fastcache", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("fastcache")
@@ -45,6 +51,48 @@ def _refusal(engine: str) -> str:
         except (fastcache.FastcacheError, OSError) as error:
             return f"{engine} is not available here: {error}"
     return ""
+
+
+# Tests in several processes (pytest-xdist): one that is marked `alone` runs while no other does.
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell each worker where the two locks are that make it wait."""
+    if LOCKS not in node.config.stash:
+        folder = tempfile.TemporaryDirectory(prefix="fastcache-locks-")
+        node.config.stash[LOCKS] = folder.name
+        node.config.add_cleanup(folder.cleanup)
+    node.workerinput["locks"] = node.config.stash[LOCKS]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if worker := getattr(config, "workerinput", None):
+        files = [open(os.path.join(worker["locks"], name), "w") for name in ("queue", "field")]  # noqa: SIM115
+        config.stash[OPENED] = files
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if OPENED in config.stash:
+        items.sort(key=alone)  # last, so that none waits for the end of a long one elsewhere
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout looks at the clock
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    if OPENED not in item.config.stash:
+        return (yield)
+    queue, field = item.config.stash[OPENED]
+    fcntl.flock(queue, fcntl.LOCK_EX)  # who waits for the field waits here, so that nobody overtakes
+    fcntl.flock(field, fcntl.LOCK_EX if alone(item) else fcntl.LOCK_SH)
+    fcntl.flock(queue, fcntl.LOCK_UN)
+    try:
+        return (yield)
+    finally:
+        fcntl.flock(field, fcntl.LOCK_UN)
+
+
+def alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

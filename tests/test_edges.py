@@ -218,7 +218,7 @@ def test_numpys_integers_are_keys(store, experts, number):
         ["1"],
         [None],
         [[1]],
-        object(),
+        pytest.param(object(), id="object"),
     ],
     ids=repr,
 )
@@ -230,7 +230,9 @@ def test_experts_that_are_no_row_of_integers_are_a_type_error_and_count_nothing(
     assert s.requests == s.prefetch_issued == 0
 
 
-@pytest.mark.parametrize("expert", ["1", 1.0, np.array([1]), np.True_, [1], object()], ids=repr)
+@pytest.mark.parametrize(
+    "expert", ["1", 1.0, np.array([1]), np.True_, [1], pytest.param(object(), id="object")], ids=repr
+)
 def test_one_expert_that_is_no_integer_is_a_type_error_and_counts_nothing(store, expert):
     for call in (lambda: store[0, expert], lambda: store.acquire(0, expert), lambda: store[expert, 0]):
         with pytest.raises(TypeError):

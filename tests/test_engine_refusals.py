@@ -81,6 +81,7 @@ def test_a_filter_that_refuses_io_uring_is_an_error_of_the_ring_only(shard):
 
 
 @pytest.mark.root
+@pytest.mark.alone("switches io_uring off for the whole machine")
 def test_a_ring_that_a_sysctl_forbids_says_which(shard):
     knob = Path("/proc/sys/kernel/io_uring_disabled")
     if not knob.exists():

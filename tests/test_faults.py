@@ -260,6 +260,7 @@ def test_a_wait_that_times_out_leaves_the_read_to_land(experts):
         assert engine.leases() == [0, 0]
 
 
+@pytest.mark.alone("its clock allows for little")
 def test_ctrl_c_in_a_wait_arrives_within_a_second_and_drops_its_hold(experts):
     with scripted(experts, slots=2) as (store, engine):
 

@@ -75,6 +75,7 @@ def store(experts, holder, engine):
     assert_identities(opened)
 
 
+@pytest.mark.alone("its clock allows for little")
 def test_ctrl_c_leaves_a_held_read_within_a_second(store, holder, experts):
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
@@ -106,6 +107,7 @@ def test_close_gives_up_in_time_keeps_the_memory_and_ends_later(store, holder, e
     assert experts.right((0, 7), waiting.result())
 
 
+@pytest.mark.alone("its clock allows for little")
 @pytest.mark.parametrize("seconds", [0.2, pytest.param(5.5, marks=pytest.mark.slow)])
 def test_a_store_that_is_dropped_with_a_held_read_waits_a_while_and_then_leaves_it_its_memory(
     experts, holder, engine, seconds
@@ -126,6 +128,7 @@ def test_a_store_that_is_dropped_with_a_held_read_waits_a_while_and_then_leaves_
     until(lambda: len(os.listdir("/proc/self/task")) <= tasks + (seconds > 5), "the end of the engine's thread")
 
 
+@pytest.mark.alone("its clock allows for little")
 @pytest.mark.slow
 def test_an_exit_does_not_wait_for_ever_and_is_no_crash(experts, holder, engine):
     script = f"""

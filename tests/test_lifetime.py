@@ -219,6 +219,7 @@ def test_a_storm_of_signals_disturbs_thousands_of_gets_in_nothing(experts, engin
     assert count > 10
 
 
+@pytest.mark.alone("its clock allows for little")
 @pytest.mark.parametrize("wait", ["get", "many", "ready", "pin", "handle"])
 def test_a_signal_handlers_exception_leaves_every_kind_of_wait(experts, wait):
     class Struck(Exception):

@@ -226,12 +226,14 @@ def experts(disk):
 
 
 @pytest.mark.root
+@pytest.mark.alone("sets the machine's pool of huge pages")
 def test_explicit_huge_pages_that_are_not_there_are_refused_at_open(experts, engine):
     with pool(0), pytest.raises(fastcache.FeatureUnavailable, match="arena"):
         fastcache.open(experts.source, "8MiB", engine=engine, hugepages="hugetlb")
 
 
 @pytest.mark.root
+@pytest.mark.alone("sets the machine's pool of huge pages")
 @pytest.mark.parametrize("budget", [2 * HUGE, 3 * HUGE - 1, 3 * HUGE + 100_001, "all"])
 def test_explicit_huge_pages_never_exceed_the_budget(experts, engine, budget):
     with pool(8):
@@ -248,6 +250,7 @@ def test_explicit_huge_pages_never_exceed_the_budget(experts, engine, budget):
 
 
 @pytest.mark.root
+@pytest.mark.alone("sets the machine's pool of huge pages")
 def test_a_budget_below_one_huge_page_has_no_slots_and_serves_all_the_same(experts, engine):
     with pool(8), fastcache.open(experts.source, HUGE - 1, engine=engine, hugepages="hugetlb") as store:
         assert store.describe()["arena_bytes"] == 0 and to_spare() == 8

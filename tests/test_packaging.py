@@ -60,7 +60,9 @@ def sdist(tmp_path_factory) -> Path:
     if not BUILDABLE:
         pytest.skip("setuptools and Cython are not installed here")
     copy = tmp_path_factory.mktemp("tree") / "fastcache"
-    ignored = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache")
+    ignored = shutil.ignore_patterns(
+        ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
+    )
     shutil.copytree(ROOT, copy, ignore=ignored)
     out = tmp_path_factory.mktemp("sdist")
     run(f"from setuptools import build_meta; build_meta.build_sdist({str(out)!r})", copy)

@@ -334,6 +334,7 @@ def test_a_closed_store_reads_nothing_more_from_its_source(source):
     assert "loaded" not in [*handles[1].result().values(), *handles[2].result().values()]
 
 
+@pytest.mark.alone("its clock allows for little")
 def test_whoever_joined_a_read_that_was_interrupted_goes_on_promptly(store, source):
     gate, struck = Gate(), KeyboardInterrupt()
 

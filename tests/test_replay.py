@@ -255,6 +255,7 @@ def test_arguments_of_the_wrong_length_are_refused():
         replay(tokens(count=1), ["fifo"], [])
 
 
+@pytest.mark.alone("its clock allows for little")
 def test_ctrl_c_ends_a_replay_within_a_second():
     trace = trace_of([[0, 1], [2, 3]], [4])
     many = dataclasses.replace(
@@ -329,6 +330,7 @@ def test_known_figures_of_real_traces_come_out(name):
             assert 100 * row.hit_rate == pytest.approx(rate, abs=0.06), row
 
 
+@pytest.mark.alone("its clock allows for little")
 def test_all_policies_and_belady_at_five_sizes_take_a_few_seconds():
     started = time.perf_counter()
     trace = read(real("kimi"))
