@@ -6,6 +6,7 @@ One row per form, on random bits: million weights per second of every round of t
 decode (all of the weight into one block of 2 MiB after another), linear (fastcache.linear, one token).
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ import ml_dtypes
 import numpy as np
 from machine import Script, Steal, facts, write_receipt
 
+from fastcache.errors import UnsupportedCheckpoint
 from fastcache.formats import ggml
 from fastcache.formats.scheme import Scheme, carrier
 from fastcache.linear import BLOCK_BYTES, linear
@@ -23,7 +25,13 @@ from fastcache.quant.blocks import decoder_of, widen_blocks
 from fastcache.quant.coded import coded_weight
 from fastcache.quant.floats import widen
 
-GGML = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+
+def ggml_types():
+    """Names of the types of blocks that are decoded."""
+    for name, block in ggml.blocks().items():
+        with contextlib.suppress(UnsupportedCheckpoint):
+            if block.elements > 1 and decoder_of(ggml.carrier(name)):
+                yield name
 
 
 def marked(codes, dtype, *scheme, **more):
@@ -90,7 +98,7 @@ def forms(n_out, n_in):
     found["GPTQ, groups of 128, act-order"] = {**gptq, "up.g_idx": rng.permutation(grouped)}
     awq = bits(n_in, n_out // 2).view(np.int32)
     found["AWQ, groups of 128"] = {"up.qweight": marked(awq, np.int32, (1, 128), 4, packing="awq"), **qweight}
-    for name in GGML:
+    for name in ggml_types():
         block = ggml.blocks()[name]
         raw = bits(n_out, n_in // block.elements * block.nbytes) & 0xBB
         found[f"GGML {name}"] = {"up.weight": raw.view(ggml.carrier(name))}

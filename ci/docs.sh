@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The README keeps its word: its Python runs on a small checkpoint under the name it opens, its commands and options exist.
+# The README and its pages keep their word: their Python runs on a small checkpoint under the name it opens, what they name exists.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash ci/setup.sh test

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 from fastcache.errors import InvalidBudget
-from fastcache.units import format_bytes, parse_bytes
+from fastcache.units import exact, format_bytes, parse_bytes
 
-RESERVE = 0.15  # share of free memory that "auto" leaves alone
+RESERVE = Fraction(15, 100)  # share of free memory that "auto" leaves alone
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*(?:of\s+(\w+))?")
 _CYCLES = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*cycles?")
 
@@ -41,7 +42,7 @@ def parse_budget(value: object, facts: Facts, what: str = "budget") -> tuple[int
             return facts.expert_bytes, f"all experts, {format_bytes(facts.expert_bytes)}, fit into free memory"
         return limit, (
             f"{format_bytes(limit)}: free memory {format_bytes(facts.free_bytes)} less trunk "
-            f"{format_bytes(facts.trunk_bytes)} less {RESERVE:.0%}"
+            f"{format_bytes(facts.trunk_bytes)} less {float(RESERVE):.0%}"
         )
     if not isinstance(value, str):
         try:
@@ -52,7 +53,7 @@ def parse_budget(value: object, facts: Facts, what: str = "budget") -> tuple[int
     if text == "all":
         return facts.expert_bytes, f"all experts, {format_bytes(facts.expert_bytes)}"
     if match := _PERCENT.fullmatch(text):
-        share, of = float(match[1]) / 100, match[2] or ""
+        share, of = exact(match[1]) / 100, match[2] or ""
         base = {"experts": facts.expert_bytes, "free": facts.free_bytes}.get(of)
         if base is None:
             raise InvalidBudget(f"{what} {value!r}: say '{match[1]}% of experts' or '{match[1]}% of free' (memory)")
@@ -64,9 +65,9 @@ def parse_budget(value: object, facts: Facts, what: str = "budget") -> tuple[int
     if match := _CYCLES.fullmatch(text):
         if facts.cycle_bytes is None:
             raise InvalidBudget(f"{what} {value!r}: the token cycle is not known, because the source gives no top_k")
-        if facts.cycle_bytes * float(match[1]) >= 2**63:
+        size = int(facts.cycle_bytes * exact(match[1]))
+        if size >= 2**63:
             raise InvalidBudget(f"{what} {value!r} is larger than 8 EiB")
-        size = int(facts.cycle_bytes * float(match[1]))
         return size, f"{match[1]} token cycles, {format_bytes(size)}"
     try:
         size = parse_bytes(value, what)

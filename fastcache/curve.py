@@ -29,7 +29,8 @@ class LiveCurve:
     hit_rates : tuple of float
         What LRU hits at each size, of sampled requests. Every 131,072 of them, older ones come to count half.
     policies : dict of str to float
-        Hit rate of each policy's ghost at the store's own size, lately.
+        Hit rate of each policy's ghost at the store's own size, lately. LRU's differs from the curve at that size: a
+        ghost's rate is half that of its last window, the curve remembers longer.
     used : str
         The policy that runs.
     requests, sampled, lost : int
@@ -68,11 +69,11 @@ class LiveCurve:
         ranked = sorted(self.policies.items(), key=lambda item: -item[1])
         lines = [seen + (f", {self.lost:,} lost" if self.lost else "")]
         figures = ", ".join(f"{name} {rate:.1%}" for name, rate in ranked)
-        lines.append(f"{self.used} runs; at this size: {figures or 'no sample yet'}")
+        lines.append(f"{self.used} runs; ghosts at this size, lately: {figures or 'no sample yet'}")
         before = -1.0
         for slots, nbytes, rate in zip(self.slots, self.nbytes, self.hit_rates, strict=True):
             if rate - before >= 0.005:
-                lines.append(f"lru {slots:>7,} experts {format_bytes(nbytes):>10}  {rate:6.1%}")
+                lines.append(f"lru curve {slots:>7,} experts {format_bytes(nbytes):>10}  {rate:6.1%}")
                 before = rate
         return "\n".join(lines)
 

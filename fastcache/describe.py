@@ -74,11 +74,14 @@ def describe_store(
     used = "direct" if rows and direct == len(rows) else "mixed" if direct else "buffered" if rows else "none"
     reasons = sorted({row["reason"] for row in rows if not row["direct"] and row["reason"]})
     huge = m.get("huge_bytes", 0)
-    held = m.get("locked_bytes", 0) + m.get("registered_bytes", 0)
+    registered = m.get("registered_bytes", 0)  # io_uring pins what it registers: mlock is left with the rest
+    held = m.get("locked_bytes", 0) + registered
     limit = "raise RLIMIT_MEMLOCK (ulimit -l)"
     pages = "2 MiB pages" if huge >= HUGE_ENOUGH * whole_huge(arena) > 0 else "mixed" if huge else "ordinary pages"
     pending = PENDING if not m.get("settled", True) else ""
-    pinned = "pinned by io_uring's registration" if m.get("registered_bytes", 0) else ""
+    pinned = f"{format_bytes(registered)} of it by io_uring's registration, the rest by mlock" if registered else ""
+    if held == registered > 0:
+        pinned = "by io_uring's registration"
     return Description(
         {
             "name": name,
@@ -96,14 +99,14 @@ def describe_store(
                 s.mlock,
                 "none" if not held else "all" if held >= arena else "part",
                 _errno(m.get("mlock_errno", 0), limit) or pending or pinned,
-                locked_bytes=m.get("locked_bytes", 0),
+                locked_bytes=held,
             ),
             "registered": feature(
                 s.mlock,
-                m.get("registered_bytes", 0) > 0,
+                registered > 0,
                 _errno(m.get("registration_errno", 0), limit)
                 or (pending if engine[0] == "uring" else "only io_uring registers buffers"),
-                registered_bytes=m.get("registered_bytes", 0),
+                registered_bytes=registered,
             ),
             "speculation": speculation,
             "verify": feature(

@@ -160,6 +160,10 @@ class HotListError(FastcacheError, ValueError):
     """A file that is to be a hot list is none, or a damaged one."""
 
 
+class StatsMismatch(FastcacheError, ValueError):
+    """Stats do not belong together: of two stores, on two sides of a reset_stats(), or the wrong way round."""
+
+
 class RecordingError(FastcacheError, RuntimeError):
     """The store is being recorded already."""
 

@@ -1,6 +1,6 @@
 """Checkpoints made from nothing: the shard that an earlier cache, the seed, was tested with, and demos of any size.
 
-Owns a minimal safetensors writer (it streams; memory stays at one expert). Knows no store. Imports NumPy only.
+Owns a minimal safetensors writer (it streams; memory stays at one expert). Knows no store. Imports outputs, NumPy.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+
+from fastcache.outputs import naming, whole_file
 
 Tensor = tuple[str, str, tuple[int, ...]]  # name, safetensors dtype, shape
 Progress = Callable[[int, int], object]  # bytes written so far, bytes in all
@@ -54,6 +56,11 @@ def write_seed_shard(directory: str | os.PathLike[str]) -> Path:
 
     Layer 0, experts 0..23, six U8 tensors each in Kimi K3's naming; 59,776 bytes with
     sha256 5f2a99cabe69e53459822c4703b525575fa826cfcf9ba3b543494d19ae00f50a.
+
+    Raises
+    ------
+    FileExistsError
+        There is another file of that name.
     """
     name = "language_model.model.layers.0.block_sparse_moe.experts.{}.w{}.{}"
     tensors: list[Tensor] = [
@@ -63,7 +70,11 @@ def write_seed_shard(directory: str | os.PathLike[str]) -> Path:
     ]
     path = Path(directory) / "model-00001-of-00001.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(_header(tensors) + b"".join(map(seed_expert, range(SEED_EXPERTS))))
+    data = _header(tensors) + b"".join(map(seed_expert, range(SEED_EXPERTS)))
+    if path.exists() and not (path.stat().st_size == len(data) and path.read_bytes() == data):
+        raise FileExistsError(f"{path}: there is another file of that name, and it is not replaced: name another place")
+    with whole_file(path) as file:
+        file.write(data)
     return path
 
 
@@ -165,7 +176,7 @@ def write_demo_checkpoint(
         name = f"model-{index + 1:05d}-of-{shards:05d}.safetensors"
         tensors = [tensor for pair in part for tensor in _demo_tensors(shape, *pair)]
         weight_map |= dict.fromkeys((tensor[0] for tensor in tensors), name)
-        with open(directory / name, "wb", buffering=0) as file:
+        with naming(directory / name), open(directory / name, "wb", buffering=0) as file:
             _write_all(file, _header(tensors))
             for layer, expert in part:
                 for block in _demo_blocks(shape, layer, expert, seed):

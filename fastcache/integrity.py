@@ -24,8 +24,8 @@ from fastcache.settings import resolve
 from fastcache.sidecar import (
     SCAN,
     Sidecar,
-    already_there,
     changed,
+    check_place,
     describe_files,
     misfit,
     read_sidecar,
@@ -78,7 +78,7 @@ def checksum(
     output : path-like, optional
         Where to write; None: beside the first file, as its name with ".checksums" added: there open() looks for it.
     overwrite : bool
-        Replace a sidecar that is there.
+        Replace a sidecar that is there; never a file of another kind.
     engine : {"auto", "uring", "pread"}, optional
     progress : callable, optional
         Called with (bytes read, bytes of all) from this thread.
@@ -91,7 +91,7 @@ def checksum(
     Raises
     ------
     FileExistsError, SidecarError, OSError
-        Before any expert is read: there is a sidecar, or a directory in its place, or none can be written there.
+        Before any expert is read: there is a sidecar, or something else in its place, or none can be written there.
     BatchFailed
         Experts could not be read: `.failed` says which and why. Nothing was written.
     CheckpointError
@@ -102,9 +102,8 @@ def checksum(
     target = beside if output is None else os.path.abspath(os.fsdecode(output))
     if os.path.isdir(target):
         raise SidecarError(f"{target}: a directory, which no sidecar replaces: give another place as output")
-    if not overwrite and os.path.lexists(target):
-        raise already_there(target)
-    check_output(target, beside=True)
+    check_place(target, overwrite=overwrite)
+    check_output(target, [path for path in inventory.paths if path is not None])
     before = describe_files(inventory)
     sums, failed = _scan(path, inventory, engine, progress)
     if failed:

@@ -73,8 +73,8 @@ def open(
         FASTCACHE_GHOSTS (1 or 0).
     verify : {"sidecar", "off"} or path-like, optional
         "sidecar": hold every expert to its checksum when it arrives, before anyone can see it; the sidecar lies beside
-        the checkpoint, where `fastcache.checksum` puts it, or at the path given. An expert that differs raises
-        ChecksumMismatch and is not kept. Default: off. FASTCACHE_VERIFY.
+        the checkpoint, where `fastcache.integrity.checksum` puts it, or at the path given. An expert that differs
+        raises ChecksumMismatch and is not kept. Default: off. FASTCACHE_VERIFY.
     name : str, optional
         For logs and metrics; the path's last part if None.
     progress : callable, optional

@@ -1,7 +1,7 @@
 """Pack: a checkpoint written anew, each expert in one aligned piece, as safetensors that every other tool reads.
 
-Owns the writing of files and taking it up again. Imports errors, formats, inventory, inspection, layout, shards,
-sidecar and the CRC of the compiled half.
+Owns the writing of files and taking it up again. Imports errors, formats, inventory, inspection, layout, outputs,
+shards, sidecar and the CRC of the compiled half.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fastcache.formats.checkpoint import INDEX_NAME, Checkpoint, open_checkpoint
 from fastcache.inspection import inspect_checkpoint
 from fastcache.inventory import Inventory, inventory_of
 from fastcache.layout.build import layout_of
+from fastcache.outputs import naming
 from fastcache.shards import Shard, plan_shards
 from fastcache.sidecar import SUFFIX, describe_files
 from fastcache.units import whole
@@ -43,6 +44,7 @@ class Packed:
     files: list[str]  # of tensors
     nbytes: int  # of these files
     padding: int  # of that, padding between experts
+    spaces: int  # of that, spaces at the end of headers: what follows is aligned
     experts: int
     copied: list[str]  # other files
     resumed: int  # files of tensors that an earlier run had finished
@@ -122,6 +124,7 @@ def pack(
         [os.path.join(target, shard.name) for shard in shards],
         sum(shard.nbytes for shard in shards),
         sum(entry.nbytes for shard in shards for entry in shard.entries if entry.file < 0),
+        sum(shard.spaces for shard in shards),
         int(inventory.exists.sum()),
         [os.path.join(target, os.path.basename(other)) for other in others],
         len(done),
@@ -264,9 +267,10 @@ def _read_again(path: str, count: _Count) -> tuple[int, int]:
 def _write_whole(path: str, write: Callable[[str], Any]) -> None:
     """Have `write` make a file under another name, and give it its own when it is on the disk."""
     part = path + ".part"
-    write(part)
-    with open(part, "rb") as file:
-        os.fsync(file.fileno())
+    with naming(part):
+        write(part)
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
     os.replace(part, path)
     _sync(os.path.dirname(path))
 

@@ -1,29 +1,30 @@
 """Predictors: which experts a layer is about to need. Small objects, each with a tally of how often it was right.
 
-Owns the guessing rules. Knows no store and no model: hidden states and routers are handed in. Imports errors, keys and
-units.
+Owns the guessing rules. Knows no store and no model: hidden states, routers and what a checkpoint has are handed in.
+Imports errors, keys, outputs and units.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from fastcache.errors import CheckpointMismatch, HotListError
+from fastcache.errors import CheckpointMismatch, HotListError, UnknownExpert
 from fastcache.keys import ExpertKey
+from fastcache.outputs import check_output, is_ordinary, refuse_other_kind, whole_file
 from fastcache.units import is_flag, whole
 
 F32: TypeAlias = NDArray[np.float32]
 Likely: TypeAlias = Callable[[F32, int], Sequence[int]]  # hidden [T, H], n -> n experts a token, likeliest first
 _FORMAT = "fastcache hot list 1"
+_HEAD = b'{"format": "fastcache hot list '  # of any version: what save() may replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,17 @@ class Predictor(Protocol):
     def stats(self) -> Tally: ...
 
 
+@runtime_checkable
+class Checkpoint(Protocol):
+    """What tells a checkpoint from others, and which experts it has; a store does."""
+
+    fingerprint: str
+
+    @property
+    def layers(self) -> Sequence[int]: ...
+    def experts(self, layer: int, /) -> range: ...
+
+
 class _Counted:
     """Remembers what was said of each layer until its router has chosen."""
 
@@ -75,8 +87,25 @@ class _Counted:
         self._said: dict[int, Sequence[int]] = {}
         self._tally = Tally()
 
-    def observe(self, layer: int, experts: NDArray[np.int64]) -> None:
-        """Learn which experts [T, k] a layer's router chose, and score what was said of it."""
+    def observe(self, layer: int, experts: ArrayLike) -> None:
+        """Learn which experts a layer's router chose, and score what was said of it.
+
+        Parameters
+        ----------
+        layer : int
+        experts : integers [T, k]
+            A row per token; [k] is one token's.
+
+        Raises
+        ------
+        UnknownExpert
+            No checkpoint has it: a number below 0. A HotList made with a store knows what that one has.
+        TypeError
+            They are no integers, or no rows of equal length.
+        """
+        layer = whole("layer", layer)
+        experts = _rows(experts)
+        self._look(layer, experts)
         said = set(self._said.pop(layer, ()))
         if said:
             chosen, t = set(experts.flat), self._tally
@@ -93,11 +122,28 @@ class _Counted:
         """Return how often it was right so far."""
         return self._tally
 
+    def _look(self, layer: int, experts: NDArray[np.int64]) -> None:
+        if layer < 0:
+            raise UnknownExpert(f"no layer {layer}: layers count from 0")
+        if experts.size and experts.min() < 0:
+            raise UnknownExpert(f"layer {layer}: no expert {experts.min()}: experts count from 0")
+
     def _learn(self, layer: int, experts: NDArray[np.int64]) -> None:
         pass
 
     def _guess(self, layer: int, hidden: F32 | None) -> Sequence[int]:
         return ()
+
+
+def _rows(experts: ArrayLike) -> NDArray[np.int64]:
+    """Return experts as [T, k]."""
+    try:
+        rows = np.atleast_2d(np.asarray(experts))
+    except ValueError:  # rows of unequal length
+        rows = np.zeros((0, 0, 0))
+    if rows.ndim != 2 or (rows.dtype.kind not in "iu" and rows.size):
+        raise TypeError(f"experts are integers, [tokens, k] or one token's [k]; got {experts!r}")
+    return rows.astype(np.int64, copy=False)
 
 
 def _at_least_one(n: int) -> int:
@@ -162,8 +208,9 @@ class HotList(_Counted):
 
     Parameters
     ----------
-    fingerprint : str
-        Of the checkpoint that it speaks of: `store.fingerprint`.
+    checkpoint : ExpertStore or str
+        A store of the checkpoint that it speaks of: then it knows what experts there are, and `observe` refuses others.
+        Or the fingerprint alone.
     half_life : float
         Tokens after which a use counts half.
     n : int
@@ -176,12 +223,25 @@ class HotList(_Counted):
 
     name = "hot-list"
 
-    def __init__(self, fingerprint: str, *, half_life: float = 1000.0, n: int = 8) -> None:
+    def __init__(self, checkpoint: Checkpoint | str, *, half_life: float = 1000.0, n: int = 8) -> None:
         super().__init__()
         if is_flag(half_life) or not half_life > 0:
             raise ValueError(f"half_life must be tokens > 0; got {half_life!r}")
-        self.fingerprint, self.half_life, self.n = fingerprint, float(half_life), _at_least_one(n)
+        self.fingerprint, self.half_life, self.n = _fingerprint(checkpoint), float(half_life), _at_least_one(n)
+        self._counts: dict[int, int] | None = None  # experts by layer, where that is known
+        if not isinstance(checkpoint, str):
+            self._counts = {layer: len(checkpoint.experts(layer)) for layer in checkpoint.layers}
         self._heat: dict[int, NDArray[np.float64]] = {}  # per layer [experts seen so far], all faded to its last token
+
+    def _look(self, layer: int, experts: NDArray[np.int64]) -> None:
+        super()._look(layer, experts)
+        if self._counts is None:
+            return
+        if layer not in self._counts:
+            raise UnknownExpert(f"layer {layer} has no experts; those that have: {', '.join(map(str, self._counts))}")
+        most = int(experts.max(initial=-1))
+        if most >= self._counts[layer]:
+            raise UnknownExpert(f"layer {layer}: no expert {most}: it has {self._counts[layer]}")
 
     def _learn(self, layer: int, experts: NDArray[np.int64]) -> None:
         if not experts.size:
@@ -209,8 +269,19 @@ class HotList(_Counted):
         return sum(int((heat > 0).sum()) for heat in self._heat.values())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON. Readers see the old file or the new one, whole."""
-        path = Path(path)
+        """Write it as JSON. Readers see the old file or the new one, whole.
+
+        Raises
+        ------
+        FileExistsError
+            There is something that is no hot list, or no ordinary file.
+        OSError
+            It cannot be written there.
+        """
+        check_output(path)
+        if os.path.exists(path) and not is_ordinary(path):
+            raise FileExistsError(f"{os.fspath(path)}: is no ordinary file, and no hot list is kept there")
+        refuse_other_kind(path, lambda head: head.startswith(_HEAD), "hot list")
         layers = {str(layer): heat.tolist() for layer, heat in sorted(self._heat.items())}
         text = json.dumps(
             {
@@ -221,27 +292,21 @@ class HotList(_Counted):
                 "heat": layers,
             }
         )
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        with whole_file(path) as file:
+            file.write(text.encode())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], fingerprint: str) -> HotList:
-        """Read one that `save` wrote.
+    def load(cls, path: str | os.PathLike[str], checkpoint: Checkpoint | str) -> HotList:
+        """Read one that `save` wrote, for a store or the fingerprint of one.
 
         Raises
         ------
         CheckpointMismatch
-            It speaks of another checkpoint than `fingerprint`.
+            It speaks of another checkpoint.
         HotListError
             It is no hot list. It is a ValueError.
         """
+        fingerprint = _fingerprint(checkpoint)
         try:
             found: Mapping[str, Any] = json.loads(Path(path).read_text())
             if found["format"] != _FORMAT:
@@ -258,4 +323,19 @@ class HotList(_Counted):
                 f"{path}: made with another checkpoint (fingerprint {hot.fingerprint}, this one has {fingerprint}); "
                 f"observe this one anew"
             )
+        if not isinstance(checkpoint, str):
+            hot._counts = cls(checkpoint)._counts
+            try:
+                for layer, heat in hot._heat.items():
+                    hot._look(layer, np.array([[len(heat) - 1]]) if len(heat) else np.zeros((1, 0), np.int64))
+            except UnknownExpert as error:
+                raise HotListError(f"{path}: a damaged hot list: {error}") from error
         return hot
+
+
+def _fingerprint(checkpoint: Checkpoint | str) -> str:
+    if isinstance(checkpoint, str):
+        return checkpoint
+    if not isinstance(checkpoint, Checkpoint):
+        raise TypeError(f"a hot list is of a store, or of the fingerprint of one; got {checkpoint!r}")
+    return checkpoint.fingerprint

@@ -17,9 +17,10 @@ import numpy as np
 
 from fastcache.errors import ForkedStore, RecordingError
 from fastcache.inventory import Inventory
+from fastcache.outputs import naming, refuse_other_kind
 from fastcache.settings import Settings
 from fastcache.sizing import Sizing
-from fastcache.traces.format import Header, pack_header
+from fastcache.traces.format import MAGIC, Header, pack_header
 from fastcache.units import parse_bytes
 from fastcache_ext.counters import ERRORS, NAMES, WAIT_BUCKETS
 from fastcache_ext.policy import NAMES as POLICIES
@@ -114,7 +115,13 @@ class Recording:
 
 
 def header_of(
-    store: Server, name: str, inventory: Inventory, payload: np.ndarray[Any, Any], sizing: Sizing, settings: Settings
+    store: Server,
+    name: str,
+    inventory: Inventory,
+    payload: np.ndarray[Any, Any],
+    sizing: Sizing,
+    settings: Settings,
+    fingerprint: str = "",
 ) -> Header:
     """Return the header of a store's trace. `payload`: bytes of each expert, int64 [K]."""
     import fastcache  # its version, which it does not know while this module is imported
@@ -129,6 +136,7 @@ def header_of(
         nbytes = tuple(sizes.pop() for sizes in per_layer)
     return Header(
         model=name,
+        fingerprint=fingerprint,
         layers=tuple(inventory.layers),
         top_k=inventory.top_k if most >= (inventory.top_k or 0) else None,  # of a source that says what cannot be
         expert_nbytes=nbytes[0] if len(set(nbytes)) == 1 else nbytes,
@@ -167,14 +175,16 @@ def record(
         raise ValueError(f"max_bytes is {limit}; a recording of this store takes at least {len(text) + LEAST_BYTES}")
     if running(store):  # before the file is truncated: it may be the one that is written
         raise _busy(header)
+    if overwrite:
+        refuse_other_kind(path, lambda head: head.startswith(MAGIC), "trace")
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if overwrite else os.O_EXCL), 0o666)
     except FileExistsError as error:
-        why = "there is a file already; overwrite=True would replace it"
+        why = "there is a file already; overwrite=True would replace a trace"
         raise FileExistsError(error.errno, why, os.fspath(path)) from None
     tape = Tape()
     try:
-        with open(fd, "wb", closefd=False) as file:
+        with naming(path), open(fd, "wb", closefd=False) as file:
             file.write(text)
         tape.start(store, fd, start=len(text), exact_at=at + len(_TRUE) - 5, limit=limit, ring=ring)
     except BaseException as error:

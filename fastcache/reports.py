@@ -7,18 +7,27 @@ compiled half was built.
 from __future__ import annotations
 
 import errno
+import secrets
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from fastcache.curve import policy_feature
 from fastcache.describe import Description, describe_store
 from fastcache.speculation import describe_speculation
-from fastcache.stats import PHASES, Stats
+from fastcache.stats import PHASES, Stats, Window
 from fastcache_ext import built
+
+
+def opened_now() -> Window:
+    """Return the window of a store that was just opened: like no other's, and empty."""
+    now = time.monotonic_ns()
+    return Window(secrets.token_hex(8), now, now)
 
 
 def counted(store: Any, layers: bool = False, phases: bool = False) -> Stats:
     """Return a store's counters since it was opened; they never go back."""
+    since = store._opened._replace(until=time.monotonic_ns())  # first: of two calls the later one counted no less
     every, by_layer, by_phase = store._counters(layers, phases)
     gauges = store._gauges()
 
@@ -26,7 +35,11 @@ def counted(store: Any, layers: bool = False, phases: bool = False) -> Stats:
         named = {errno.errorcode.get(number, "other"): n for number, n in values["read_errnos"].items()}
         return Stats(**{**values, "read_errnos": named}, **gauges, layers=its_layers, **more)
 
-    return stats(every, by_layer, phases={name: stats(*of_phase) for name, of_phase in by_phase.items()})
+    of_phases = {
+        name: stats(*of_phase, window=since._replace(source=f"{since.source}/{name}"))
+        for name, of_phase in by_phase.items()
+    }
+    return stats(every, by_layer, phases=of_phases, window=since)
 
 
 def described(store: Any, liburing: str | None) -> Description:

@@ -45,6 +45,11 @@ class Shard:
         """Bytes of the file."""
         return len(self.header) + sum(entry.nbytes for entry in self.entries)
 
+    @property
+    def spaces(self) -> int:
+        """Bytes of spaces at the end of its header."""
+        return len(self.header) - len(self.header.rstrip(b" "))
+
 
 def plan_shards(source: Checkpoint, inventory: Inventory, align: int, shard_bytes: int) -> list[Shard]:
     """All files, the trunk's first, then the experts' in order of their keys. The same for the same arguments."""

@@ -1,13 +1,13 @@
 """The sidecar: a checksum of every expert, kept beside a checkpoint. Its format, and whether it is of these files.
 
-Knows no store. Imports errors, fingerprint, inventory, placement and the CRC of the compiled half.
+Knows no store. Imports errors, fingerprint, inventory, outputs, placement and the CRC of the compiled half.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from fastcache.errors import CheckpointMismatch, SidecarError, SidecarNotFound
 from fastcache.fingerprint import fingerprint
 from fastcache.inventory import Inventory
+from fastcache.outputs import is_ordinary, refuse_other_kind, whole_file
 from fastcache.placement import Placement
 from fastcache_ext.crc import crc32c
 
@@ -25,6 +26,7 @@ SUFFIX = ".checksums"
 FORMAT, VERSION, ALGORITHM = "fastcache.checksums", 1, "crc32c"
 SAMPLES, SAMPLE_BYTES = 16, 64  # places of a file that tell it from another saved alike, and their size
 SCAN = "\0scan"  # verify= of a store that is to write down what comes; no path is this
+_HEAD = re.compile(rb'\s*\{\s*"format"\s*:\s*"' + re.escape(FORMAT.encode()) + b'"')  # damaged ones too
 _HINT = "make one with `fastcache checksum`"
 
 
@@ -82,7 +84,7 @@ def write_sidecar(path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
     Raises
     ------
     FileExistsError
-        There is one, and `overwrite` is not set: whoever makes it anew takes the bytes of today for the right ones.
+        As `check_place`.
     OSError
         It cannot be written there.
     """
@@ -100,37 +102,29 @@ def write_sidecar(path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
         },
     }
     body["check"] = _check(body)
-    directory = os.path.dirname(os.path.abspath(path))
-    handle, scratch = tempfile.mkstemp(prefix=os.path.basename(path) + ".", suffix=".tmp", dir=directory)
-    try:
-        with open(handle, "w") as file:
-            os.fchmod(file.fileno(), 0o666 & ~_umask())  # mkstemp's is for its maker alone
-            json.dump(body, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        if overwrite:
-            os.replace(scratch, path)
-        else:
-            os.link(scratch, path)  # fails if there is one
-    except FileExistsError:
-        raise already_there(path) from None
-    finally:
-        if os.path.exists(scratch):
-            os.unlink(scratch)
+    check_place(path, overwrite=overwrite)
+    with whole_file(path, replace=overwrite) as file:
+        file.write(json.dumps(body, indent=1).encode() + b"\n")
 
 
-def already_there(path: str) -> FileExistsError:
-    """Return the error of a sidecar that is not to be replaced."""
-    return FileExistsError(
-        f"{path}: there is a sidecar already; verify against it, or replace it (--overwrite, overwrite=True)"
-    )
+def check_place(path: str, *, overwrite: bool) -> None:
+    """Look at what is there already.
 
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+    Raises
+    ------
+    FileExistsError
+        It is a sidecar, and `overwrite` is not set: whoever makes it anew takes the bytes of today for the right ones.
+        Or it is anything else.
+    """
+    if not os.path.lexists(path):
+        return
+    if os.path.exists(path) and not is_ordinary(path):
+        raise FileExistsError(f"{path}: is no ordinary file, and no sidecar is written there")
+    refuse_other_kind(path, lambda head: _HEAD.match(head) is not None, "sidecar of checksums")
+    if not overwrite:
+        raise FileExistsError(
+            f"{path}: there is a sidecar already; verify against it, or replace it (--overwrite, overwrite=True)"
+        )
 
 
 def read_sidecar(path: str) -> Sidecar:

@@ -53,7 +53,7 @@ def size_store(inventory: Inventory, span: np.ndarray[Any, Any], align: int, set
     InvalidBudget, TypeError
         The budget cannot be parsed.
     """
-    cls, slot_bytes = size_classes(_alike(span, inventory.payload()), align)
+    cls, slot_bytes = classes_of(inventory, span, align)
     counts = [int((cls == c).sum()) for c in range(len(slot_bytes))]
     free = available_bytes()
     experts = _total(slot_bytes, counts)
@@ -79,6 +79,13 @@ def size_store(inventory: Inventory, span: np.ndarray[Any, Any], align: int, set
             *(name, format_bytes(budget), what, format_bytes(need or 0), need),
         )
     return Sizing(cls, slot_bytes, slabs, budget, arena, experts, cycle, overflow)
+
+
+def classes_of(
+    inventory: Inventory, span: np.ndarray[Any, Any], align: int
+) -> tuple[np.ndarray[Any, np.dtype[Any]], list[int]]:
+    """Return the size class of each expert and the bytes of a slot of each, as `placement.size_classes` does."""
+    return size_classes(_alike(span, inventory.payload()), align)
 
 
 def _alike(span: np.ndarray[Any, Any], payload: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

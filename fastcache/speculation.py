@@ -1,4 +1,4 @@
-"""What a store says of its guesses: how many are let in, and why. Imports describe, devices."""
+"""What a store says of its guesses: how many are let in, and why. Imports describe, devices, units."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 from fastcache import devices
 from fastcache.describe import feature
+from fastcache.units import exact
 
 NOT_JUDGED = ("pin", "warm")
 FEW = 32  # resolved guesses below which nothing is decided
+STATES = ("full", "narrowed", "stopped")  # from good to bad
+SAID = 3  # predictors that the reason speaks of; "predictors" has them all
 
 
 def limit_guesses(store: Any, settings: Any, paths: Iterable[str | None], align: int) -> dict[str, str]:
@@ -19,7 +22,8 @@ def limit_guesses(store: Any, settings: Any, paths: Iterable[str | None], align:
     except OSError:  # gone, or closed to us: the reads will say so
         found = {}
     depth = settings.io_threads if store.engine_used == "pread" else settings.queue_depth
-    store._limit_guesses(settings.guess_bytes or 0, int(depth * settings.guess_share), align, devices.heeded(found))
+    most = int(depth * exact(str(settings.guess_share)))
+    store._limit_guesses(settings.guess_bytes or 0, most, align, devices.heeded(found))
     return found
 
 
@@ -34,9 +38,10 @@ def _why_priority(priority: str, found: Mapping[str, str]) -> str:
 def describe_speculation(requested: str, told: Mapping[str, Any], found: Mapping[str, str]) -> dict[str, Any]:
     """Return the entry "speculation" of a description, from what was asked for and what the compiled half tells.
 
-    "used" is "full", "narrowed" or "stopped": what the predictors that were heard of have in common, "narrowed" when
-    they differ; or "off". "predictors" holds their counters; issued == used + late + wasted + cancelled + failed +
-    unread + in_flight. "io" says what guesses may have at the device, and with which priority.
+    "reason" tells of the worst three predictors, and how many more there are. "used" is "full", "narrowed" or
+    "stopped": what the predictors that were heard of have in common, "narrowed" when they differ; or "off".
+    "predictors" holds their counters; issued == used + late + wasted + cancelled + failed + unread + in_flight. "io"
+    says what guesses may have at the device, and with which priority.
     """
     rows = {
         name: row
@@ -53,7 +58,7 @@ def describe_speculation(requested: str, told: Mapping[str, Any], found: Mapping
     else:
         states = {row["state"] for row in judged.values()}
         used = states.pop() if len(states) == 1 else "narrowed" if states else "full"
-        reason = "; ".join(_sentence(name, row) for name, row in judged.items())
+        reason = _reason(judged)
     return feature(
         requested,
         used,
@@ -61,6 +66,22 @@ def describe_speculation(requested: str, told: Mapping[str, Any], found: Mapping
         io={**told["io"], "priority_reason": _why_priority(told["io"]["priority"], found)},
         predictors={name: {key: row[key] for key in ("state", *told["counts"])} for name, row in rows.items()},
     )
+
+
+def _reason(judged: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say how the predictors do: the worst few, and of how many more nothing is said here."""
+    worst = sorted(judged, key=lambda name: (-STATES.index(judged[name]["state"]), _saved_ns(judged[name])))
+    told = [_sentence(name, judged[name]) for name in worst[:SAID]]
+    rest = worst[SAID:]
+    if rest:
+        states = [judged[name]["state"] for name in rest]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in reversed(STATES) if state in states)
+        told.append(f"and {len(rest)} more ({counts}): see 'predictors'")
+    return "; ".join(told)
+
+
+def _saved_ns(row: Mapping[str, Any]) -> float:
+    return float(row["gain_ns"] - row["cost_ns"])
 
 
 def _sentence(name: str, row: Mapping[str, Any]) -> str:

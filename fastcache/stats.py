@@ -1,4 +1,4 @@
-"""Stats: one untorn snapshot of a store's counters, frozen and subtractable. Imports units only."""
+"""Stats: one untorn snapshot of a store's counters, frozen and subtractable. Imports errors and units."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import html
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from fastcache.errors import StatsMismatch
 from fastcache.units import format_bytes
 
 # Levels, not counts: a difference of two snapshots keeps the later one's; its `at_start` has the earlier one's.
@@ -66,6 +67,14 @@ class Counts(Mapping[K, V]):
         return repr(self._values)
 
 
+class Window(NamedTuple):
+    """What a Stats counts: whose events, and between which two moments."""
+
+    source: str  # one store, and within it one phase; no two stores have the same
+    since: int  # ns, monotonic: opening, reset_stats(), or the earlier one of a difference
+    until: int  # ns, monotonic
+
+
 def _counter(meaning: str) -> Any:
     return field(default=0, metadata={"meaning": meaning})
 
@@ -76,7 +85,11 @@ def _mapping(meaning: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counters of a store. One event is one distinct key per call. `after - before` is what happened in between."""
+    """Counters of a store. One event is one distinct key per call. `after - before` is what happened in between.
+
+    Both must be one store's and count from the same moment, opening or the last reset_stats(), and the later one goes
+    first; else StatsMismatch, a ValueError. A difference counts from its earlier one.
+    """
 
     requests: int = _counter("demand requests: hits + joins + misses")
     hits: int = _counter("requests for a resident expert")
@@ -137,6 +150,12 @@ class Stats:
         "by phase of the request, if asked for: Stats each; resident_experts and unread_resident there are what the "
         "phase added less what it took away"
     )
+    window: Window | None = field(
+        default=None,
+        compare=False,
+        repr=False,
+        metadata={"meaning": "which store's events are counted here, and since when; None: made by hand"},
+    )
 
     def __post_init__(self) -> None:
         frozen = {
@@ -192,10 +211,15 @@ class Stats:
     def __sub__(self, before: Stats) -> Stats:
         if not isinstance(before, Stats):
             return NotImplemented
+        window = _between(self.window, before.window)
         for split in ("layers", "phases"):
             if getattr(self, split) and not getattr(before, split) and before._counted():
-                raise ValueError(f"the earlier Stats have no {split}: take both with stats({split}=True)")
+                raise StatsMismatch(f"the earlier Stats have no {split}: take both with stats({split}=True)")
         values: dict[str, Any] = {name: getattr(self, name) - getattr(before, name) for name in NUMBERS}
+        for name, n in values.items():
+            if n < 0 and name not in GAUGES:
+                then, now = getattr(before, name), getattr(self, name)
+                raise StatsMismatch(f"{name} would be {n}: {then} before, {now} after; the later Stats go first")
         values |= {name: getattr(self, name) for name in GAUGES}
         buckets = zip(self.demand_wait_buckets, before.demand_wait_buckets, strict=True)
         return Stats(
@@ -206,6 +230,7 @@ class Stats:
             at_start={name: getattr(before, name) for name in GAUGES},
             layers={layer: _less(counts, before.layers.get(layer, {})) for layer, counts in self.layers.items()},
             phases={phase: stats - before.phases.get(phase, Stats()) for phase, stats in self.phases.items()},
+            window=window,
         )
 
     def _counted(self) -> bool:
@@ -213,7 +238,7 @@ class Stats:
         return any(getattr(self, name) for name in NUMBERS if name not in GAUGES)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every counter and derived figure by name, as plain dicts, lists and numbers."""
+        """Return every counter and derived figure by name, as plain dicts, lists and numbers; `window` is left out."""
         values: dict[str, Any] = {name: getattr(self, name) for name in (*NUMBERS, *DERIVED)}
         values["demand_wait_buckets"] = list(self.demand_wait_buckets)
         for name in ("errors", "read_errnos", "at_start"):
@@ -286,6 +311,22 @@ class Stats:
 
 
 NUMBERS = tuple(f.name for f in fields(Stats) if isinstance(f.default, int))
+
+
+def _between(now: Window | None, then: Window | None) -> Window | None:
+    """Return the window of a difference; None where one side was made by hand."""
+    if now is None or then is None:
+        return None
+    if now.source != then.source:
+        raise StatsMismatch("these Stats are of two stores, or of two phases: after - before is of one")
+    if now.since != then.since:
+        raise StatsMismatch(
+            "these Stats count from different moments: reset_stats() came between them, or one is a difference. "
+            "Take both after the reset, and of stats() itself"
+        )
+    if now.until < then.until:
+        raise StatsMismatch("these Stats are the wrong way round: the later one goes first, after - before")
+    return Window(now.source, then.until, now.until)
 
 
 def _less(now: Mapping[str, int], then: Mapping[str, int]) -> dict[str, int]:

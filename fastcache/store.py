@@ -30,7 +30,7 @@ from fastcache.speculation import limit_guesses
 from fastcache.stats import Stats
 from fastcache.trunk import Trunk
 from fastcache.units import format_bytes, whole
-from fastcache.warming import Warmed, warm
+from fastcache.warming import HotKeys, Warmed, warm
 from fastcache.waves import Waves
 from fastcache_ext import liburing
 from fastcache_ext.arguments import Leases
@@ -66,12 +66,14 @@ class ExpertStore(Server):
     fingerprint : str
         Tells this checkpoint from others: what a `HotList` is kept with.
     hot_list : iterable of ExpertKey, or None
-        What `warm()` reads first, hottest first; may be set at any time, for example to a `HotList`.
+        What `warm()` reads first, hottest first, as a `HotList`; another checkpoint's is refused when it is set.
 
     Notes
     -----
     Thread-safe. A child after fork gets ForkedStore from every call, and `reopen()` gives it a store of its own.
     """
+
+    hot_list = HotKeys()
 
     def __init__(
         self, source: Any, settings: Settings, name: str | None, progress: Callable[[int, int], Any] | None
@@ -82,8 +84,8 @@ class ExpertStore(Server):
         self._source_errors: dict[int, BaseException] = {}
         self._python_worker: PythonWorker | None = None
         self._settings = settings
+        self._opened = reports.opened_now()
         self._baseline: Stats | None = None  # what reset_stats() has put behind us
-        self.hot_list: Iterable[tuple[int, int]] | None = None
         self._file_rows: Sequence[Mapping[str, Any]] = []  # as they were at close
         inventory = self._inventory = inventory_of(source)
         self.name = name or (
@@ -199,8 +201,8 @@ class ExpertStore(Server):
         """Start reading experts, the likeliest first, and return at once.
 
         A prefetch evicts nothing that is leased, pinned or not yet used, and reads only while no demand is queued.
-        `predictor` names who guesses ("caller" if None; at most 64 names): what became of its guesses stands under that
-        name in `describe()["speculation"]`, and decides whether the next ones are read or declined.
+        `predictor` names who guesses ("caller" if None; 61 other names at most): what became of its guesses stands
+        under that name in `describe()["speculation"]`, and decides whether the next ones are read or declined.
 
         Returns
         -------
@@ -251,7 +253,8 @@ class ExpertStore(Server):
         """Return the counters since opening, or since reset_stats(); `str()` of it is for people.
 
         The snapshot is never torn, and takes no lock that a hit would wait for. `after - before` is what happened in
-        between. A load counts in the phase of the request that began it, a wait in that of the request that waited.
+        between; StatsMismatch of two stores or across a reset_stats(). A load counts in the phase of the request that
+        began it, a wait in that of the request that waited.
 
         Parameters
         ----------
@@ -310,11 +313,12 @@ class ExpertStore(Server):
         Raises
         ------
         OSError
-            The file is there and `overwrite` is not set, or cannot be written. Later, that ends the recording.
+            The file is there and no trace, or `overwrite` is not set; or it cannot be written: later, that ends it.
         RecordingError, ValueError
             The store is being recorded already; `max_bytes` has no room for records.
         """
-        header = recording.header_of(self, self.name, self._inventory, self._payload, self._sizing, self._settings)
+        about = self._inventory, self._payload, self._sizing, self._settings
+        header = recording.header_of(self, self.name, *about, self.fingerprint)
         return recording.record(self, header, path, max_bytes, overwrite=overwrite)
 
     def mark_token(self, n: int = 1) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import re
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 HUGE = 2 << 20  # bytes of a huge page
@@ -32,12 +33,10 @@ def parse_bytes(value: object, what: str = "size") -> int:
         match = _SIZE.fullmatch(value.strip())
         if match is None or match[2].lower() not in _UNITS:
             raise ValueError(f"{what} {value!r} is not a size: give bytes or a number with a unit, like 8GiB or 512MB")
-        size = (
-            float(match[1]) * _UNITS[match[2].lower()] if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
-        )
-        if not math.isfinite(size) or size >= 2**63:
+        nbytes = int(exact(match[1]) * _UNITS[match[2].lower()])
+        if nbytes >= 2**63:
             raise ValueError(f"{what} {value!r} is larger than 8 EiB")
-        return int(size)
+        return nbytes
     if isinstance(value, bool):
         raise TypeError(f"{what} must be bytes as an integer, or a string like '8GiB'; got {value!r}")
     try:
@@ -51,6 +50,11 @@ def parse_bytes(value: object, what: str = "size") -> int:
     if size >= 2**63:
         raise ValueError(f"{what} {size} is larger than 8 EiB")
     return size
+
+
+def exact(text: str) -> Fraction:
+    """Return the number that decimal digits say, of any length: 29 % of 100 are 29, where a float makes it 28."""
+    return Fraction(Decimal(text))
 
 
 def whole(name: str, value: Any, more: str = "") -> int:

@@ -1,7 +1,7 @@
 """Warming: filling the budget before the first token, and saying when that is done.
 
 Owns which experts come first and how much is read at a time. Knows no slot: room is the compiled half's business.
-Imports keys.
+Imports errors and keys.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from fastcache.errors import CheckpointMismatch
 from fastcache.keys import ExpertKey
 
 WINDOW_BYTES = 32 << 20  # payload of one of the two windows under way: what a demand that comes meanwhile waits behind
@@ -31,9 +32,11 @@ class _Handle(Protocol):
 
 
 class _Store(Protocol):
-    hot_list: Iterable[tuple[int, int]] | None
+    fingerprint: str
     _sizing: Any  # `.cls`: size class by dense key
 
+    @property
+    def hot_list(self) -> Iterable[tuple[int, int]] | None: ...
     @property
     def layers(self) -> tuple[int, ...]: ...
     def experts(self, layer: int) -> range: ...
@@ -44,6 +47,31 @@ class _Store(Protocol):
     def _vacant(self) -> list[int]: ...
     def _warm(self, keys: list[tuple[int, int]]) -> _Handle: ...
     def _batch_error(self, failed: Mapping[tuple[int, int], Exception]) -> Exception: ...
+
+
+class HotKeys:
+    """A store's attribute `hot_list`: looked through when it is set, so that a mistake is told where it is made.
+
+    CheckpointMismatch: a HotList of another checkpoint; UnknownExpert: a key that is not here; TypeError: no keys.
+    """
+
+    def __get__(self, store: _Store, owner: object = None) -> Iterable[tuple[int, int]] | None:
+        hot: Iterable[tuple[int, int]] | None = vars(store).get("hot_list")  # a data descriptor goes before it
+        return hot
+
+    def __set__(self, store: _Store, hot: Iterable[tuple[int, int]] | None) -> None:
+        if hot is not None:
+            of = getattr(hot, "fingerprint", store.fingerprint)
+            if of != store.fingerprint:
+                raise CheckpointMismatch(
+                    f"hot_list: made with another checkpoint (fingerprint {of}, this one has {store.fingerprint}); "
+                    "observe this one anew"
+                )
+            if isinstance(hot, Iterator):
+                hot = list(hot)  # it gives its keys once, and warm() may be called often
+            for key in _keys(hot, "hot_list"):
+                store._key(*key)
+        vars(store)["hot_list"] = hot
 
 
 def warm(store: _Store, keys: Iterable[tuple[int, int]] | None, progress: Progress | None) -> Warmed:

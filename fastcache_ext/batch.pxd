@@ -18,3 +18,6 @@ cdef class Batch:
     cdef object timed_out(self)
     cdef Hold hold(self, int i)
     cdef void hand_over(self, int i, Hold h) noexcept
+
+# Of no call yet: begin() is next.
+cdef Batch new_batch()

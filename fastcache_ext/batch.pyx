@@ -18,6 +18,7 @@ from fastcache_ext.ioqueue cimport FC_ESOURCE, fc_load
 from fastcache_ext.monitor cimport *
 from fastcache_ext.recorder cimport T_TIMED_OUT, note
 from fastcache_ext.requests cimport core_begin, core_refuse, core_retry
+from fastcache_ext.sealed cimport seal
 from fastcache_ext.threads cimport fc_now_ns
 
 cdef enum:
@@ -29,9 +30,6 @@ cdef int64_t SLICE_NS = 200000000       # a wait looks for signals this often
 @cython.no_gc_clear         # __dealloc__ needs the core, in a garbage cycle too
 cdef class Batch:
     """One call's wait over distinct experts. What it did not hand out is dropped when it goes."""
-
-    def __init__(self):
-        raise TypeError("made by the calls of a store")
 
     def __dealloc__(self):
         cdef int i
@@ -158,3 +156,10 @@ cdef class Batch:
         node_set(node, FC_NODE_TAKEN)
         h.arena = self.w.arena
         hold_arena(h.arena)
+
+
+cdef Batch new_batch():
+    return Batch.__new__(Batch)
+
+
+seal(Batch)

@@ -199,6 +199,8 @@ cdef class Core:
 
     def _sums(self):
         """The checksums of what came so far, as bytes of uint32 [keys]. Nothing may be on its way."""
+        if self.c == NULL or self.c.sums == NULL:
+            raise RuntimeError("this store keeps no checksums")
         return (<const char *>self.c.sums.sums)[:4 * self.c.table.layer_first[self.n_layers]]
 
     cdef int _haunt(self, bint choosing) except -1:
@@ -365,6 +367,8 @@ cdef class Core:
 
     def _where(self, int32_t key):
         """(layer, expert) of a dense key."""
+        if self.c == NULL or not 0 <= key < self.layer_first[self.n_layers]:
+            raise ValueError(f"no dense key: {key}")
         cdef int32_t i = self.c.table.layer_of[key]
         return self.layer_number[i], key - self.layer_first[i]
 

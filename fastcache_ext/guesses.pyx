@@ -35,8 +35,9 @@ cdef class Guesser(Lender):
         with self.naming:
             number = self.names.setdefault(str(name), len(self.names)) if name in self.names or len(self.names) < MOST else MOST
         if number == MOST or number == EV_PIN or number == EV_WARM:
-            raise ValueError(f'"{name}" is what {name}() counts as' if number != MOST
-                             else f"a store tells at most {MOST} predictors apart; {name!r} would be one more")
+            raise ValueError(f'"{name}" is what {name}() counts as' if number != MOST else
+                             f'a store tells {MOST - len(RESERVED)} predictors apart, beside "caller", pins and warm(); '
+                             f"{name!r} would be one more")
         return number
 
     def _limit_guesses(self, int64_t nbytes, int reads, int64_t align, bint heeded):
@@ -45,8 +46,10 @@ cdef class Guesser(Lender):
         `heeded`: the device's scheduler heeds I/O priorities. Demands then get the real-time class, where this process may
         give it, and guesses the idle one.
         """
-        cdef fc_queue *q = &self.c.queue
+        cdef fc_queue *q
         cdef int was = fc_get_ioprio(), demand = 0
+        self.check()
+        q = &self.c.queue
         heeded = heeded and (self.ring != NULL or self.pread != NULL)
         if heeded and fc_set_ioprio(FC_IOPRIO_RT) == 0:
             demand = FC_IOPRIO_RT

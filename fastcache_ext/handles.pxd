@@ -17,3 +17,7 @@ cdef class Ready:
 cdef class Prefetch:
     cdef readonly Lender server
     cdef Batch batch
+
+# Of no call yet: their batch's begin() is next.
+cdef Ready new_ready(Lender server, double timeout)
+cdef Prefetch new_prefetch(Lender server)

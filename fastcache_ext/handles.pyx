@@ -6,10 +6,12 @@ from libc.stdint cimport int32_t
 
 from fastcache_ext.arguments cimport seconds
 from fastcache_ext.atomics cimport fc_load32
-from fastcache_ext.batch cimport Batch
+from fastcache_ext.batch cimport Batch, new_batch
 from fastcache_ext.ioqueue cimport FC_ECANCELLED, FC_ENOROOM
+from fastcache_ext.lender cimport Lender
 from fastcache_ext.monitor cimport *
 from fastcache_ext.requests cimport core_retry
+from fastcache_ext.sealed cimport seal
 from fastcache_ext.views cimport ExpertLease
 
 cdef enum:
@@ -18,9 +20,6 @@ cdef enum:
 
 cdef class Ready:
     """Iterator over (expert, lease) of one as_ready call."""
-
-    def __init__(self):
-        raise TypeError("made by store.as_ready")
 
     def __reduce_ex__(self, protocol):
         raise TypeError("an as_ready iterator cannot be copied or pickled")
@@ -109,9 +108,6 @@ cdef class Ready:
 
 cdef class Prefetch:
     """A prefetch under way. Holds nothing: residency after it is not promised. Dropping it cancels nothing."""
-    def __init__(self):
-        raise TypeError("made by store.prefetch")
-
     def __reduce_ex__(self, protocol):
         raise TypeError("a Prefetch cannot be copied or pickled")
 
@@ -186,3 +182,19 @@ cdef class Prefetch:
             callback(self)
         else:
             self.server._call_when_done(self, callback)
+
+
+cdef Ready new_ready(Lender server, double timeout):
+    cdef Ready ready = Ready.__new__(Ready)
+    ready.server, ready.batch, ready.timeout, ready.failed = server, new_batch(), timeout, {}
+    return ready
+
+
+cdef Prefetch new_prefetch(Lender server):
+    cdef Prefetch handle = Prefetch.__new__(Prefetch)
+    handle.server, handle.batch = server, new_batch()
+    return handle
+
+
+seal(Ready)
+seal(Prefetch)

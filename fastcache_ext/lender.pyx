@@ -10,7 +10,7 @@ from fastcache_ext.views cimport Catalog, ExpertLease, make_lease
 cdef class Lender(Reporter):
     """A Reporter with a Catalog, which must be set before the first acquire."""
 
-    def _set_catalog(self, Catalog catalog):
+    def _set_catalog(self, Catalog catalog not None):
         self.catalog = catalog
 
     def _set_timeout(self, timeout):

@@ -175,10 +175,13 @@ cdef class Reporter(Core):
 
     def _trading(self):
         """([slots that each class has now], slabs that have changed hands, residents evicted for that)."""
-        cdef fc_table *t = &self.c.table
+        cdef fc_table *t
         cdef int64_t trades = 0, gone = 0
         cdef int32_t n[16]
         cdef int c
+        if self.c == NULL or self.c.arena == NULL:
+            return [], 0, 0
+        t = &self.c.table
         core_lock(self.c)
         memcpy(n, t.n_of, sizeof(n))
         if t.trading != NULL:

@@ -114,7 +114,8 @@ cdef class Scripted:
     cdef dict hand              # id -> address of its fc_op
     cdef object __weakref__
 
-    def __cinit__(self, Core core):
+    def __cinit__(self, Core core not None):
+        core.check()
         self.core = core
         self.hand = {}
         core_port(core.c, &self.port)

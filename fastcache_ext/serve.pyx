@@ -8,10 +8,10 @@ from libc.stdlib cimport free, malloc
 from fastcache_ext.arena cimport fc_arena, fork_word
 from fastcache_ext.arguments cimport Keys, Leases, distinct, read_plain, seconds
 from fastcache_ext.atomics cimport fc_load32
-from fastcache_ext.batch cimport Batch
+from fastcache_ext.batch cimport Batch, new_batch
 from fastcache_ext.given cimport key_parts, shown
 from fastcache_ext.guesses cimport Guesser
-from fastcache_ext.handles cimport Prefetch, Ready
+from fastcache_ext.handles cimport Prefetch, Ready, new_prefetch, new_ready
 from fastcache_ext.hold cimport Hold
 from fastcache_ext.monitor cimport *
 from fastcache_ext.requests cimport core_hit, core_hit_many
@@ -43,7 +43,7 @@ cdef class Server(Guesser):
         return self.lease(hold, key)
 
     cdef ExpertLease miss(self, int32_t key, double timeout):
-        cdef Batch batch = Batch.__new__(Batch)
+        cdef Batch batch = new_batch()
         cdef fc_node *node
         batch.begin(self, FC_MODE_DEMAND, False, &key, 1)
         batch.make_room(0)
@@ -117,7 +117,7 @@ cdef class Server(Guesser):
             else:
                 k.read(self, layer, experts)
             keys, index, n, count = k.keys, k.index, k.n, k.count
-        batch = Batch.__new__(Batch)
+        batch = new_batch()
         batch.begin(self, FC_MODE_DEMAND, False, keys, n)
         for i in range(n):
             batch.make_room(i)
@@ -160,15 +160,12 @@ cdef class Server(Guesser):
         Arrival order is not the router's: keep each expert's part and sum in router order, or results depend on the disk.
         """
         cdef Keys k = Keys.__new__(Keys)
-        cdef Ready ready = Ready.__new__(Ready)
+        cdef Ready ready
         self.check()
         k.read(self, layer, experts)
-        ready.timeout = seconds(timeout, self.timeout)
-        ready.server = self
-        ready.batch = Batch.__new__(Batch)
+        ready = new_ready(self, seconds(timeout, self.timeout))
         ready.batch.begin(self, FC_MODE_DEMAND, True, k.keys, k.n)
         ready.waiting = [i for i in range(k.n) if node_is(&ready.batch.nodes[i], FC_NODE_NO_ROOM)]
-        ready.failed = {}
         return ready
 
     def _fit(self, layer, experts):
@@ -229,24 +226,20 @@ cdef class Server(Guesser):
 
     def _prefetch(self, layer, experts, predictor=None):
         cdef Keys k = Keys.__new__(Keys)
-        cdef Prefetch p = Prefetch.__new__(Prefetch)
+        cdef Prefetch p = new_prefetch(self)
         cdef int whose
         self.check()
         whose = self.predictor(predictor)
         k.read(self, layer, experts)
-        p.server = self
-        p.batch = Batch.__new__(Batch)
         p.batch.begin(self, FC_MODE_GUESS, False, k.keys, k.n, whose)
         return p
 
     def _warm(self, list keys):
         """Start reading experts, and lease them while the handle lives: at a demand's speed, with a guess's rights."""
         cdef Keys k = Keys.__new__(Keys)
-        cdef Prefetch p = Prefetch.__new__(Prefetch)
+        cdef Prefetch p = new_prefetch(self)
         self.check()
         k.read(self, keys, None)
-        p.server = self
-        p.batch = Batch.__new__(Batch)
         p.batch.begin(self, FC_MODE_WARM, False, k.keys, k.n)
         return p
 
@@ -263,7 +256,7 @@ cdef class Server(Guesser):
             If reads failed.
         """
         cdef Keys k = Keys.__new__(Keys)
-        cdef Batch batch = Batch.__new__(Batch)
+        cdef Batch batch = new_batch()
         cdef double limit = seconds(timeout, self.timeout)
         cdef int i
         cdef list mine = [], again = []

@@ -29,7 +29,7 @@ cdef class Tape:
         if self.r != NULL and self.forks == fork_generation() and self.r.joined:
             recorder_free(self.r)
 
-    def start(self, Core core, int fd, *, start, exact_at, limit, ring=RING):
+    def start(self, Core core not None, int fd, *, start, exact_at, limit, ring=RING):
         """Record from here on. `fd` is the tape's from now on, unless this raises.
 
         Parameters
@@ -64,10 +64,16 @@ cdef class Tape:
         core.tape = self
         core.recorder = self.r
 
-    def stop(self, Core core):
+    cdef int started(self, Core core) except -1:
+        """Nothing, or an error: it was never begun, or this is a forked child."""
+        if self.r == NULL or core.c == NULL:
+            raise RuntimeError("this tape records nothing")
+        return core.same_process()
+
+    def stop(self, Core core not None):
         """Record nothing more, and wait until all of it is in the file. Stopping twice is fine."""
         cdef int rc = 0
-        core.same_process()
+        self.started(core)
         with nogil:
             core_lock(core.c)
             recorder_end(self.r, FC_ENDED_STOPPED)
@@ -79,16 +85,16 @@ cdef class Tape:
                 return
             PyErr_CheckSignals()
 
-    def state(self, Core core):
+    def state(self, Core core not None):
         """(records, lost, exact, why it ended or "", errno or 0)"""
-        core.same_process()
+        self.started(core)
         core_lock(core.c)
         state = recorder_head(self.r), self.r.dropped, self.r.exact and not self.r.dropped, self.r.ended, self.r.error
         core_unlock(core.c)
         return state[0], state[1], bool(state[2]), ENDED[state[3]], state[4]
 
 
-def running(Core core):
+def running(Core core not None):
     """Whether the store is being recorded."""
     core.check()
     core_lock(core.c)
@@ -97,7 +103,7 @@ def running(Core core):
     return bool(yes)
 
 
-def policy_in_use(Core core):
+def policy_in_use(Core core not None):
     """The number of the policy that the store evicts by now."""
     core.check()
     core_lock(core.c)
@@ -106,7 +112,7 @@ def policy_in_use(Core core):
     return kind
 
 
-def mark_token(Core core, n):
+def mark_token(Core core not None, n):
     """What is requested from here on is for the next n tokens."""
     core.check()
     if not 0 <= n <= MOST_TOKENS:

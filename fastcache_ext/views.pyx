@@ -20,6 +20,7 @@ import numpy as np
 
 from fastcache_ext.arena cimport fork_word
 from fastcache_ext.hold cimport Hold
+from fastcache_ext.sealed cimport seal
 
 cnp.import_array()
 
@@ -153,9 +154,6 @@ cdef class ExpertLease:
 
     Thread-safe. A raw address (``array.ctypes.data``) holds nothing.
     """
-
-    def __init__(self):
-        raise TypeError("leases come from a store: store[layer, expert]")
 
     cdef object array(self, int32_t label):
         cdef fc_label *l = &self.catalog.labels[label]
@@ -292,3 +290,6 @@ cdef class ExpertLease:
     def __repr__(self):
         state = "released" if self.released else f"{self.nbytes} bytes, generation {self.generation}"
         return f"<ExpertLease layer {self.layer} expert {self.expert}: {', '.join(self.labels())}; {state}>"
+
+
+seal(ExpertLease)

@@ -64,7 +64,7 @@ cdef object told(fc_ghosts *g, pthread_mutex_t *mutex, bint curve):
         free(s)
 
 
-def report(Core core, bint curve=False):
+def report(Core core not None, bint curve=False):
     """What the ghosts of a store found: None where it has none. With `curve`, all traffic so far is served first.
 
     "curve" is the hit rate of LRU with 1, 2, ... sampled experts resident, of `tracked` ones that stand for a `pool`.
@@ -80,10 +80,10 @@ def report(Core core, bint curve=False):
     return told(core.c.ghosts, &core.c.mutex, curve)
 
 
-def switch(Core core, str policy):
+def switch(Core core not None, str policy):
     """Change the policy of a running store, whatever its ghosts say."""
     cdef int rc, kind = POLICIES[policy]
-    core._same_process()
+    core.check()
     with nogil:
         if core.c.ghosts != NULL:
             pthread_mutex_lock(&core.c.ghosts.busy)
@@ -97,10 +97,10 @@ def switch(Core core, str policy):
         raise core._error(-rc, None, None, None, 0, 0, 0)
 
 
-def check(Core core):
+def check(Core core not None):
     """0, or what does not hold of a store's ghosts. For tests."""
     cdef int rc = 0
-    if core.c.ghosts != NULL:
+    if core.c != NULL and core.c.ghosts != NULL:
         with nogil:
             pthread_mutex_lock(&core.c.ghosts.busy)
         rc = ghosts_check(core.c.ghosts)

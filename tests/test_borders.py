@@ -21,11 +21,11 @@ FASTCACHE = {
     "settings": "errors units",
     "failures": "errors keys units",
     "describe": "settings sidecar units",
-    "speculation": "describe devices",
+    "speculation": "describe devices units",
     "devices": "",
     "curve": "errors units",
     "pyworker": "",
-    "stats": "units",
+    "stats": "errors units",
     "reports": "curve describe speculation stats fastcache_ext",  # how it was built
     "formats": "errors numpy ml_dtypes gguf",
     "layout": "errors keys formats numpy ml_dtypes",
@@ -34,34 +34,35 @@ FASTCACHE = {
     "slabs": "placement",
     "inventory": "errors keys units formats layout sources placement numpy",
     "sizing": "budget inventory memory placement settings units numpy slabs",
-    "sidecar": "errors fingerprint inventory placement numpy fastcache_ext",  # its CRC alone
+    "sidecar": "errors fingerprint inventory outputs placement numpy fastcache_ext",  # its CRC alone
     "assembly": "errors units formats settings sidecar describe inventory placement sizing numpy",
     "waves": "",
-    "warming": "keys",
+    "warming": "errors keys",
     "fingerprint": "inventory numpy",
     "trunk": "errors formats layout numpy",
-    "predictors": "errors keys units numpy",
+    "predictors": "errors keys outputs units numpy",
     "store": "assembly errors keys units settings failures curve describe speculation stats reports fingerprint "
     "placement inventory sizing sidecar pyworker warming waves recording trunk formats layout sources numpy "
     "fastcache_ext",
     "opening": "settings store",
     "outputs": "",
     "integrity": "errors failures fingerprint inventory keys outputs settings sidecar store numpy",
-    "recording": "errors units settings inventory sizing traces face numpy fastcache_ext",  # of face, the version
+    "recording": "errors outputs units settings inventory sizing traces face numpy fastcache_ext",  # face: version
     "metrics": "describe errors reports stats store prometheus_client",
-    "traces": "errors keys units budget memory layout placement slabs rawread numpy matplotlib fastcache_ext",
+    "traces": "errors keys outputs units budget memory layout placement slabs rawread assembly fingerprint inventory "
+    "sizing numpy matplotlib fastcache_ext",
     "quant": "errors formats numpy ml_dtypes gguf",
     "linear": "errors formats quant numpy",
     "moe": "errors keys units formats layout quant linear trunk predictors settings store opening numpy ml_dtypes "
     "tokenizers",
     "registering": "layout moe",
     "__init__": "errors keys layout sources stats store linear opening registering",
-    "fixture": "numpy",
+    "fixture": "outputs numpy",
     "rawread": "numpy",
     "demo": "budget face moe predictors fixture rawread numpy",
     "seed_replay": "face fixture numpy",
     "shards": "errors formats inventory layout numpy",
-    "packing": "errors units formats inspection inventory layout shards sidecar fastcache_ext",  # of the last, the CRC
+    "packing": "errors outputs units formats inspection inventory layout shards sidecar fastcache_ext",  # its CRC
     "inspection": "errors inventory layout quant numpy",
     "cli": "errors units outputs traces fixture demo seed_replay inspection integrity packing face moe click rich "
     "threadpoolctl",
@@ -72,6 +73,7 @@ EXT = {
     "__init__": "",
     "atomics": "",
     "built": "",
+    "sealed": "",
     "threads": "posix",
     "arena": "posix std",
     "evidence": "",
@@ -115,12 +117,12 @@ EXT = {
     "replay": "checker arena counters evidence policy table ioqueue monitor landing recorder requests waiting cpython",
     "report": "arena counters monitor recorder table uring waiting core",
     "watch": "auto core ghosts policy threads",
-    "batch": "threads arena counters ioqueue monitor recorder requests core hold cpython",
+    "batch": "sealed threads arena counters ioqueue monitor recorder requests core hold cpython",
     "arguments": "core given",
-    "views": "arena hold cpython numpy std",
+    "views": "sealed arena hold cpython numpy std",
     "lender": "arguments hold report views",
     "guesses": "evidence ioqueue monitor threads uring lender std",
-    "handles": "arena ioqueue monitor requests arguments batch lender views",
+    "handles": "sealed arena ioqueue monitor requests arguments batch lender views",
     "simulate": "arena table trade policy cpython",
     "belady": "cpython",
     "distances": "cpython",

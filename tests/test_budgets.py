@@ -10,6 +10,9 @@ from checkpoints import moe_dir, qwen, split_experts
 from rig import Experts, assert_identities, expert_bytes, layers_of
 
 import fastcache
+from fastcache.budget import Facts, parse_budget
+from fastcache.errors import InvalidBudget
+from fastcache.units import parse_bytes
 
 LAYERS, EXPERTS, TOP_K, NBYTES = 2, 8, 3, 9_000
 SLOT = 12_288
@@ -35,6 +38,36 @@ COUNTS = {"all": 16, "k": TOP_K, "k-1": TOP_K - 1, "one expert": 1, "none": 0}
 def experts(disk):
     # Experts end where pages end, so that a slot is the same on sectors of 512 and of 4,096 bytes.
     return Experts(disk, layers_of(LAYERS, EXPERTS, NBYTES), top_k=TOP_K, gap=SLOT - NBYTES)
+
+
+@pytest.fixture(scope="module")
+def hundred():
+    """A hundred experts of one page each, ten of them a token cycle."""
+    return fastcache.MemorySource({(layer, e): bytes(4096) for layer in range(5) for e in range(20)}, top_k=2)
+
+
+@pytest.mark.parametrize("percent", range(101))
+def test_every_percentage_of_a_hundred_experts_is_as_many_slots(hundred, percent):
+    for text in (f"{percent}% of experts", f"{percent}.0 % of experts"):
+        with fastcache.open(hundred, budget=text) as store:
+            assert slots(store) == percent
+
+
+@pytest.mark.parametrize("tenths", range(101))
+def test_every_tenth_of_a_cycle_of_ten_experts_is_one_slot(hundred, tenths):
+    with fastcache.open(hundred, budget=f"{tenths // 10}.{tenths % 10} cycles") as store:
+        assert slots(store) == tenths
+
+
+def test_shares_are_exact_however_many_digits_they_have():
+    facts = Facts(10**17, 10**17, 0, 10**17)
+    assert parse_budget("0.29% of experts", facts)[0] == 29 * 10**13
+    assert parse_budget("33.333333333333333% of free", facts)[0] == 33333333333333333
+    assert parse_budget("0." + "0" * 5000 + "1% of experts", facts)[0] == 0
+    assert parse_bytes("1.001kB") == 1001 and parse_bytes("0.1TB") == 10**11
+    for text in ("9" * 5000, "9" * 5000 + " cycles", "9" * 5000 + "% of experts", "9" * 5000 + ".5 GiB"):
+        with pytest.raises(InvalidBudget, match=r"^budget .* is (larger than 8 EiB|more than all)"):
+            parse_budget(text, facts)
 
 
 def slots(store):

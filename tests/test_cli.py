@@ -99,7 +99,7 @@ def test_the_demo_is_bit_identical_and_leaves_nothing(disk, engine):
     assert printed["requests"] == printed["hits"] + printed["joins"] + printed["misses"]
     assert printed["reuses"] == printed["hits"] - printed["first_consumptions"]
     assert printed["read_gb_per_s"] > 0
-    assert not [*home.iterdir()]
+    assert not home.exists()  # it was not there before
 
 
 def test_the_demo_reads_ahead_or_not_as_it_is_told(disk):
@@ -150,4 +150,23 @@ def test_a_terminated_demo_removes_its_checkpoint(disk):
         process.send_signal(signal.SIGTERM)
         process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
-    assert not [*home.iterdir()]
+    assert not home.exists()
+
+
+def test_a_demo_that_fails_leaves_no_directory_that_it_made_and_every_other(disk):
+    theirs = disk / "theirs"
+    theirs.mkdir()
+    for keep in ((), ("--keep",)):
+        for home in (disk / "new" / "newer", theirs):
+            result = call("demo", "--dir", home, "--size", "80MiB", "--budget", "nonsense", *keep)
+            assert result.exit_code == 1 and "nonsense" in result.stderr
+    assert not (disk / "new").exists() and theirs.exists() and not os.listdir(theirs)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["mrc", "--help"], ["replay-seed", "--json"]])
+def test_a_full_output_is_one_line_and_an_exit_code(arguments):
+    command = [sys.executable, "-m", "fastcache.cli", *arguments]
+    with open("/dev/full", "w") as full:
+        failed = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert failed.returncode == 1
+    assert failed.stderr.count("\n") == 1 and failed.stderr.startswith("Error: ") and "No space" in failed.stderr

@@ -166,6 +166,25 @@ def test_the_machine_that_runs_this_has_some_memory():
     assert 1 << 20 < available_bytes() < 1 << 50
 
 
+# ---- locked memory
+
+
+def test_locked_bytes_are_all_that_is_locked_whoever_locked_it(disk, engine):
+    experts = Experts(disk, layers_of(2, 4, 9_000))
+    try:
+        store = fastcache.open(experts.source, "all", engine=engine, mlock="require")
+    except fastcache.FeatureUnavailable as error:
+        pytest.skip(str(error))
+    with store:
+        told = store.describe()
+        assert told["mlock"]["used"] == "all" and told["mlock"]["locked_bytes"] == told["arena_bytes"] > 0
+        by_whom = "by io_uring's registration" if engine == "uring" else ""
+        assert told["mlock"]["reason"] == by_whom
+        assert told["registered"]["registered_bytes"] == (told["arena_bytes"] if engine == "uring" else 0)
+    with fastcache.open(experts.source, "all", engine=engine, mlock="off", progress=lambda *_: None) as store:
+        assert (store.describe()["mlock"]["used"], store.describe()["mlock"]["locked_bytes"]) == ("none", 0)
+
+
 # ---- explicit huge pages
 
 POOL = Path("/proc/sys/vm/nr_hugepages")

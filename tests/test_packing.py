@@ -146,6 +146,17 @@ def test_experts_of_whole_blocks_take_no_padding(disk, out):
     shutil.rmtree(disk / "whole-again")
 
 
+def test_the_command_counts_the_spaces_of_headers_as_padding(model, out):
+    shown = CliRunner().invoke(main, ["pack", str(model), str(out), "--align", "1MiB", "--shard-bytes", "1"])
+    made = sum(path.stat().st_size for path in out.glob("*.safetensors"))
+    payload = sum(len(data) for _, _, data in tensors(model).values())
+    files = len(list(out.glob("*.safetensors")))
+    headers = sum(int.from_bytes(path.read_bytes()[:8], "little") + 8 for path in out.glob("*.safetensors"))
+    assert headers == files << 20 and made - payload == headers  # no tensor of padding
+    padding = float(shown.stdout.split("of it padding ")[1].split(" MiB")[0])
+    assert padding == pytest.approx(headers / (1 << 20), rel=0.01)
+
+
 def test_padding_is_not_packed_again(model, out, disk):
     first = pack(model, out)
     second = pack(out, disk / "twice", align=512)

@@ -85,7 +85,7 @@ def test_it_is_saved_whole_and_loaded_the_same(tmp_path):
     hot = HotList("abc", half_life=5, n=3)
     hot.observe(2, routed([3, 5], [5, 1]))
     path = tmp_path / "hot.json"
-    path.write_text("something older")
+    HotList("older").save(path)
     hot.save(path)
     assert os.listdir(tmp_path) == ["hot.json"]
     again = HotList.load(path, "abc")
@@ -129,6 +129,18 @@ def test_a_file_that_cannot_be_replaced_leaves_no_litter(tmp_path):
     assert os.listdir(tmp_path) == ["hot.json"]
 
 
+def test_nothing_but_a_hot_list_is_replaced_by_one(tmp_path):
+    model, pipe = tmp_path / "model.safetensors", tmp_path / "pipe"
+    model.write_bytes(b"weights")
+    os.mkfifo(pipe)
+    for path, why in ((model, "no hot list"), (pipe, "no ordinary file"), ("/dev/full", "no ordinary file")):
+        before = os.stat(path)
+        with pytest.raises(FileExistsError, match=why):
+            HotList("abc").save(path)
+        assert (os.stat(path).st_mode, os.stat(path).st_ino) == (before.st_mode, before.st_ino)
+    assert model.read_bytes() == b"weights" and sorted(os.listdir(tmp_path)) == ["model.safetensors", "pipe"]
+
+
 def test_a_half_life_is_positive():
     for wrong in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="half_life"):
@@ -143,6 +155,79 @@ def test_a_store_is_warmed_with_its_hot_list(disk):
         store.hot_list = hot
         assert store.warm().loaded == 4
         assert [tuple(key) for key in store if store.is_resident(key)] == [(0, 0), (1, 0), (1, 3), (1, 7)]
+
+
+@pytest.mark.parametrize("kind", [NullPredictor, PreviousToken, RouterLookahead, lambda: HotList("f")])
+def test_experts_that_cannot_be_are_refused_where_they_are_observed(kind):
+    predictor = kind()
+    predictor.predict(0, None)
+    before = predictor.stats()
+    for layer, experts, says in ((0, [[1, -1]], "layer 0: no expert -1"), (-2, [[1]], "no layer -2")):
+        with pytest.raises(fastcache.UnknownExpert, match=says):
+            predictor.observe(layer, routed(*experts))
+    for experts in ([[1.5, 2.0]], [[True, False]], [["1", "2"]], [[1, 2], [3]], [[[1]]], None, "ab", 1.5):
+        with pytest.raises(TypeError, match="experts are integers"):
+            predictor.observe(0, experts)
+    with pytest.raises(TypeError, match="layer must be an integer"):
+        predictor.observe("0", [[1]])
+    assert predictor.stats() == before and not predictor.predict(0, None)
+
+
+def test_lists_are_observed_like_arrays_and_one_row_is_one_token():
+    lists, arrays = HotList("f", half_life=3), HotList("f", half_life=3)
+    previous = PreviousToken()
+    lists.observe(0, [[3, 5], [5, 4]])
+    lists.observe(0, [7, 5])
+    lists.observe(0, [])
+    arrays.observe(0, routed([3, 5], [5, 4]))
+    arrays.observe(0, np.array([[7, 5]], np.uint8))
+    np.testing.assert_array_equal(lists._heat[0], arrays._heat[0])
+    previous.observe(0, [7, 5])
+    assert previous.predict(0, None) == [7, 5]
+
+
+def test_a_hot_list_of_a_store_takes_no_experts_that_the_store_has_not(disk, tmp_path):
+    with fastcache.open(Experts(disk, layers_of(2, 8, 9_000)).source, budget=0) as store:
+        hot = HotList(store)
+        assert hot.fingerprint == store.fingerprint
+        with pytest.raises(fastcache.UnknownExpert, match="layer 0: no expert 99: it has 8"):
+            hot.observe(0, [[1, 99]])
+        with pytest.raises(fastcache.UnknownExpert, match="layer 7 has no experts; those that have: 0, 1"):
+            hot.observe(7, [[1]])
+        assert not len(hot)
+        hot.observe(1, [[7, 3]])
+        hot.save(tmp_path / "hot.json")
+        again = HotList.load(tmp_path / "hot.json", store)
+        assert list(again) == list(hot) == [(1, 3), (1, 7)]
+        with pytest.raises(fastcache.UnknownExpert, match="no expert 8"):
+            again.observe(1, [[8]])
+        found = json.loads((tmp_path / "hot.json").read_text())
+        for heat in ({"0": [1.0] * 9}, {"2": [1.0]}, {"-1": []}):
+            (tmp_path / "hot.json").write_text(json.dumps(found | {"heat": heat}))
+            with pytest.raises(HotListError, match="a damaged hot list: .*(no expert|has no experts|no layer)"):
+                HotList.load(tmp_path / "hot.json", store)
+    with pytest.raises(TypeError, match="a hot list is of a store"):
+        HotList(5)
+
+
+def test_a_store_takes_no_hot_list_of_another_checkpoint_and_no_keys_that_it_has_not(disk):
+    with fastcache.open(Experts(disk, layers_of(2, 8, 9_000)).source, "all") as store:
+        mine = [(1, 7)]
+        store.hot_list = mine
+        with pytest.raises(
+            CheckpointMismatch, match=f"hot_list: made with another checkpoint .*xyz.*{store.fingerprint}"
+        ):
+            store.hot_list = HotList("xyz")
+        stray = HotList(store.fingerprint)
+        stray.observe(0, [[99]])
+        for foreign in (stray, [(0, 8)], [(5, 0)], [(0, -1)]):
+            with pytest.raises(fastcache.UnknownExpert):
+                store.hot_list = foreign
+        assert store.hot_list is mine
+        store.hot_list = iter(mine)
+        assert store.hot_list == mine  # to be read again
+        store.hot_list = None
+        assert store.hot_list is None
 
 
 # --- fingerprints

@@ -214,6 +214,47 @@ def test_experts_of_modelopt_in_nvfp4_are_what_they_stand_for(method, tmp_path):
             np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
 
 
+HF_QUANT = {
+    "producer": {"name": "modelopt", "version": "0.19.0"},
+    "quantization": {
+        "quant_algo": "NVFP4",
+        "kv_cache_quant_algo": "FP8",
+        "group_size": 16,
+        "exclude_modules": ["lm_head", "*.mlp.gate"],
+    },
+}
+
+
+def test_modelopts_own_file_is_read_where_config_json_is_silent(tmp_path):
+    path = write(tmp_path, [nvfp4_of_modelopt, plain], {"quant_method": "modelopt", "quant_algo": "NVFP4"})[0]
+    x = np.random.default_rng(9).standard_normal((5, HIDDEN), np.float32)
+    wanted = load_block(path, 0, "resident")(x).tobytes()
+    config, apart = path / "config.json", path / "hf_quant_config.json"
+    settings = json.loads(config.read_text())
+    said = settings.pop("quantization_config")
+    config.write_text(json.dumps(settings))
+    apart.write_text(json.dumps(HF_QUANT))
+    assert build_layout(path).config["quantization_config"] == {**HF_QUANT["quantization"], "quant_method": "modelopt"}
+    assert load_block(path, 0, "resident")(x).tobytes() == wanted
+    for other, key in (
+        (
+            {"quantization": {"quant_algo": "W4A8_AWQ", "group_size": 128}},
+            "quantization_config.quant_algo is 'W4A8_AWQ'",
+        ),
+        ({**HF_QUANT, "producer": {"name": "another"}}, "quantization_config.quant_method is 'another'"),
+    ):
+        apart.write_text(json.dumps(other))
+        with pytest.raises(UnsupportedCheckpoint, match=key):
+            load_block(path, 0, "resident")
+        config.write_text(json.dumps({**settings, "quantization_config": said}))  # whose word wins
+        assert load_block(path, 0, "resident")(x).tobytes() == wanted
+        config.write_text(json.dumps(settings))
+    for text in ("{", "[]", "{}", '{"quantization": "NVFP4"}', '{"quantization": {}, "producer": "modelopt"}'):
+        apart.write_text(text)
+        with pytest.raises(CheckpointError, match=r"hf_quant_config\.json"):
+            build_layout(path)
+
+
 @pytest.mark.parametrize(("family", "stored"), [("gpt_oss_mxfp4", "mxfp4"), ("deepseek_v3_fp8", "fp8")])
 def test_dequantised_weights_are_those_of_the_reference_bit_for_bit(family, stored):
     path = SHARED / "cases" / family

@@ -197,6 +197,10 @@ def test_a_file_that_is_there_is_replaced_only_when_told(store, tmp_path):
     with pytest.raises(FileExistsError, match="overwrite=True"):
         store.record(tmp_path / "trace")
     assert (tmp_path / "trace").read_bytes() == b"months of traffic"
+    with pytest.raises(FileExistsError, match="is no trace, and is not replaced"):
+        store.record(tmp_path / "trace", overwrite=True)
+    assert (tmp_path / "trace").read_bytes() == b"months of traffic"
+    (tmp_path / "trace").write_bytes(b"FCTRACE1 and months of traffic")
     store.record(tmp_path / "trace", overwrite=True).stop()
     assert read_trace(tmp_path / "trace").requests == 0
 

@@ -2,10 +2,13 @@
 
 import cmath
 import math
+import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fastcache import moe
 from fastcache.errors import UnsupportedCheckpoint
 from fastcache.moe.rope import rope_of, rope_parameters, softmax_scale
 
@@ -297,3 +300,33 @@ def test_a_kind_under_the_older_key_counts_where_the_newer_is_null():
     parameters = {"rope_theta": 1e4, "rope_type": None, "type": "linear", "factor": 4.0}
     plain = rope_of({"rope_theta": 1e4}, 16).inv_freq
     np.testing.assert_array_equal(rope_of({"rope_parameters": parameters}, 16).inv_freq, plain / np.float32(4))
+
+
+def test_ropes_of_the_same_parameters_are_one_and_go_with_the_last_of_them():
+    one, other = rope_of({"rope_theta": 12345.0}, 64), rope_of({"rope_theta": 12345.0}, 64)
+    assert one is other
+    for config, dim, more in (
+        ({"rope_theta": 12346.0}, 64, {}),
+        ({"rope_theta": 12345.0}, 32, {}),
+        ({"rope_theta": 12345.0}, 64, {"interleaved": True}),
+        ({"rope_theta": 12345.0, "rope_scaling": {"type": "linear", "factor": 2.0}}, 64, {}),
+        (
+            {"rope_theta": 12345.0, "max_position_embeddings": 64, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            64,
+            {},
+        ),
+    ):
+        assert rope_of(config, dim, **more) is not one
+    gone = weakref.ref(one)
+    del one, other
+    assert gone() is None
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_all_layers_of_a_model_have_one_rope_and_one_pair_of_tables(family):
+    with moe.load(Path(__file__).parent / "data" / family / "bf16", budget="all") as model:
+        found = {id(layer.attention._rope): layer.attention._rope for layer in model._layers}
+        assert model.layers > 1 and len(found) == 1
+        model.forward([1, 2, 3, 4, 5])
+        (rope,) = found.values()
+        assert rope._last[1].shape == (5, 1, len(rope.inv_freq))

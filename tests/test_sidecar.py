@@ -311,12 +311,14 @@ def test_a_failed_writer_leaves_nothing_behind(model):
         ("config.json/x", NotADirectoryError, "nothing can be written there"),
         (".", SidecarError, "a directory, which no sidecar replaces"),
         ("/dev/null", FileExistsError, "no ordinary file"),
+        ("/dev/full", FileExistsError, "no ordinary file"),
         ("/proc/x", OSError, "/proc: nothing can be written there"),
     ):
         with pytest.raises(error, match=says):
             checksum(model, model / place, overwrite=True, progress=lambda *done: read.append(done))
         result = run("checksum", model, "--overwrite", "-o", model / place)
         assert result.exit_code == 1 and result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
+    assert "no ordinary file" in run("checksum", model, "-o", "/dev/full").stderr
     assert sorted(os.listdir(model)) == before and not read
 
 

@@ -1,5 +1,7 @@
 """Guesses by predictor: how each ends, what it is charged, and which are declined."""
 
+import re
+
 import pytest
 from rig import Caller, Experts, assert_evidence, land, layers_of, run_dry, scripted
 
@@ -54,18 +56,43 @@ def test_each_predictor_is_credited_with_the_end_of_each_of_its_guesses(experts)
         assert_evidence(store)
 
 
+def test_the_reason_tells_of_the_worst_three_predictors_and_how_many_more_there_are(experts):
+    with scripted(experts, slots=8) as (store, engine):
+        for n in range(60):
+            store.prefetch(0, [n % 40], predictor=f"predictor {n}")
+        run_dry(engine)
+        told = store._speculation()
+    sixty = [name for name in told["predictors"] if name.startswith("predictor")]
+    for i, name in enumerate(sixty):
+        more = {"state": "full", "remembered": 40.0, "hits": 30.0, "gain_ns": 1e6 * i, "cost_ns": 5e5}
+        told["predictors"][name] |= more
+    told["predictors"]["predictor 50"]["state"] = "stopped"
+    told["predictors"]["predictor 51"]["state"] = told["predictors"]["predictor 52"]["state"] = "narrowed"
+    told["predictors"]["predictor 52"]["cost_ns"] = 1e9
+    entry = describe_speculation("auto", told, {})
+    said = re.findall(r"predictor \d+", entry["reason"])
+    assert said == ["predictor 50", "predictor 52", "predictor 51"]
+    assert entry["reason"].endswith("; and 57 more (57 full): see 'predictors'") and len(entry["reason"]) < 500
+    assert len(entry["predictors"]) == 60 and entry["used"] == "narrowed"
+    told["predictors"] = {name: told["predictors"][name] for name in ("predictor 1", "predictor 50", "predictor 0")}
+    few = describe_speculation("auto", told, {})["reason"]
+    assert re.findall(r"predictor \d+", few) == ["predictor 50", "predictor 0", "predictor 1"] and "more" not in few
+
+
 @pytest.mark.parametrize("bad", ["", 3, b"x"])
 def test_a_predictor_is_a_name(experts, bad):
     with scripted(experts, slots=2) as (store, _), pytest.raises(TypeError, match="non-empty str"):
         store.prefetch(0, [0], predictor=bad)
 
 
-def test_a_store_tells_sixty_four_predictors_apart(experts):
+def test_a_store_tells_sixty_one_predictors_apart_beside_its_own_three(experts):
     with scripted(experts, slots=2) as (store, _):
         for n in range(61):  # besides "caller", "pin" and "warm"
             store.prefetch(0, [], predictor=f"predictor {n}")
         store.prefetch(0, [], predictor="predictor 7")
-        with pytest.raises(ValueError, match="64 predictors"):
+        with pytest.raises(
+            ValueError, match=r'61 predictors apart, beside "caller", pins and warm\(\); .one more. would'
+        ):
             store.prefetch(0, [], predictor="one more")
         with pytest.raises(ValueError, match=r"pin\(\)"):
             store.prefetch(0, [], predictor="pin")

@@ -1,5 +1,6 @@
 """Reading ahead in the MoE forward: what is asked for and when, and that no output ever changes."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -158,9 +159,20 @@ def example(*arguments):
 
 
 def test_the_example_decodes_with_lookahead(model):
-    done = example(model, "--tokens", "6")
+    done = example(model, "--tokens", "6", "--rounds", "3")
     assert done.returncode == 0, done.stderr
     assert "recall" in done.stdout and "bit-identical: yes" in done.stdout
+    assert re.search(r"times as fast with look-ahead: [\d.]+ \(median of 3: [\d.]+ to [\d.]+\)", done.stdout)
+
+
+def test_the_example_calls_no_read_of_warm_a_guess(model):
+    done = example(model, "--tokens", "6", "--rounds", "1")
+    plain, ahead = done.stdout.split("\nrouter-lookahead: ", 1)
+    assert plain.startswith("none:") and "no guess was made" in plain and "wasted" not in plain
+    assert int(re.search(r"(\d+) experts were read by warm\(\) before it", plain)[1]) > 0
+    found = re.search(r"(\d+) guesses read: (\d+) used, (\d+) came late, (\d+) wasted, (\d+) c", ahead)
+    issued, used, late, wasted, cancelled = map(int, found.groups())
+    assert issued >= used + late + wasted + cancelled > 0
 
 
 def test_the_example_says_mistakes_in_one_line_as_the_commands_do(model, tmp_path):
@@ -169,6 +181,7 @@ def test_the_example_says_mistakes_in_one_line_as_the_commands_do(model, tmp_pat
         ([tmp_path], 1, f"Error: CheckpointError: {tmp_path}: no .safetensors or .gguf file in this directory\n"),
         ([model, "--budget", "much"], 1, "Error: InvalidBudget: budget 'much' is not a size"),
         ([model, "--tokens", "0"], 2, "--tokens must be at least 1; got 0\n"),
+        ([model, "--rounds", "0"], 2, "--rounds must be at least 1; got 0\n"),
     ):
         done = example(*arguments)
         assert done.returncode == code

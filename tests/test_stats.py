@@ -41,8 +41,20 @@ def seen(disk):
         return store.stats(layers=True, phases=True)
 
 
+def later(a, more):
+    """Return what a store that said `a` may say after `more` has happened: its counters are no less."""
+    return Stats(
+        **{name: getattr(more, name) + getattr(a, name) * (name not in GAUGES) for name in NUMBERS},
+        demand_wait_buckets=[i + j for i, j in zip(a.demand_wait_buckets, more.demand_wait_buckets, strict=True)],
+        errors={name: a.errors[name] + n for name, n in more.errors.items()},
+        layers={3: {"hits": a.layers[3]["hits"] + more.layers[3]["hits"]}},
+    )
+
+
 @given(snapshots, snapshots, snapshots)
 def test_differences_chain_and_keep_both_ends_of_every_gauge(a, b, c):
+    b = later(a, b)
+    c = later(b, c)
     whole, first, second = c - a, b - a, c - b
     for name in NUMBERS:
         n = getattr(whole, name)
@@ -95,7 +107,7 @@ def test_json_has_everything_and_nothing_but_plain_values(seen):
         name: getattr(seen, name) for name in (*NUMBERS, *DERIVED)
     }
     assert plain["errors"] == dict.fromkeys(ERRORS, 0) and sum(plain["demand_wait_buckets"]) == 1
-    assert plain.keys() == {*(f.name for f in dataclasses.fields(Stats)), *DERIVED}
+    assert plain.keys() == {*(f.name for f in dataclasses.fields(Stats)), *DERIVED} - {"window"}
     assert Stats().to_dict().keys() == plain.keys() - {"layers", "phases"}
 
 
@@ -121,3 +133,66 @@ def test_a_notebook_shows_the_same_table(seen):
     assert html.startswith("<table><tr><th>requests</th><td>3: 2 hits") and html.count("<tr>") == len(
         str(seen).splitlines()
     )
+
+
+def mismatch(later, earlier, says):
+    with pytest.raises(fastcache.StatsMismatch, match=says) as caught:
+        later - earlier
+    assert isinstance(caught.value, ValueError) and isinstance(caught.value, fastcache.FastcacheError)
+
+
+@pytest.fixture
+def store(disk):
+    with fastcache.open(Experts(disk, layers_of(2, 12, 10_000)).source, "all", name="<two>") as store:
+        yield store
+
+
+def test_a_difference_across_a_reset_is_refused_and_one_after_it_counts(store):
+    store.acquire_many(0, [1, 2])
+    before = store.stats(phases=True)
+    store.reset_stats()
+    fresh = store.stats()
+    store.acquire(1, 1)
+    mismatch(store.stats(phases=True), before, r"reset_stats\(\) came between")
+    mismatch(before, store.stats(), r"reset_stats\(\) came between")
+    assert (store.stats() - fresh).requests == 1
+    store.reset_stats()  # nothing has happened since: still another moment
+    mismatch(store.stats(), fresh, "different moments")
+
+
+def test_a_difference_is_of_one_store(store):
+    store.acquire(0, 1)
+    other = store.reopen()
+    with other:
+        before = other.stats()
+        mismatch(store.stats(), before, "two stores")
+        other.acquire_many(0, [1, 2])
+        mismatch(other.stats(), store.stats(), "two stores")
+        assert (other.stats() - pickle.loads(pickle.dumps(before))).requests == 2  # a copy is the same store's
+
+
+def test_a_difference_the_wrong_way_round_is_refused_even_when_nothing_happened(store):
+    first, second = store.stats(), store.stats()
+    assert (second - first).requests == (first - first).requests == 0
+    mismatch(first, second, "wrong way round")
+    mismatch(Stats(requests=1), Stats(requests=3), "requests would be -2: 3 before, 1 after")  # made by hand
+
+
+def test_a_difference_is_of_one_phase(store):
+    before = store.stats(phases=True)
+    with store.phase("decode"):
+        store.acquire(0, 1)
+    phases = store.stats(phases=True).phases
+    mismatch(phases["decode"], phases["prefill"], "two phases")
+    assert (phases["decode"] - before.phases["decode"]).requests == 1
+
+
+def test_differences_of_one_beginning_are_subtracted_and_others_refused(store):
+    start = store.stats()
+    store.acquire(0, 1)
+    middle = store.stats()
+    store.acquire_many(0, [2, 3])
+    end = store.stats()
+    assert ((end - start) - (middle - start)).requests == (end - middle).requests == 2
+    mismatch(end, middle - start, "different moments")
+    mismatch(end - start, end - middle, "different moments")

@@ -1,9 +1,11 @@
 """Wrong values are refused where they are given: by name, in one line, and never taken for the default."""
 
+import importlib
 import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,6 +178,27 @@ def test_the_modules_that_the_readme_names_need_no_import_of_their_own():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_every_error_is_in_the_face_of_the_package():
+    raised = {name for name, value in vars(fastcache.errors).items() if isinstance(value, type)}
+    raised = {name for name in raised if getattr(fastcache.errors, name).__module__ == "fastcache.errors"}
+    assert len(raised) > 30 and raised <= set(fastcache.__all__)
+    assert all(getattr(fastcache, name) is getattr(fastcache.errors, name) for name in raised)
+
+
+def test_what_docstrings_name_of_the_package_exists():
+    files = (Path(fastcache.__file__).parent).rglob("*.py")
+    named = {name for file in files for name in re.findall(r"`(fastcache(?:\.\w+)+)", file.read_text())}
+    named = {name for name in named if not name.startswith("fastcache.pad")}  # tensors of packed files
+    assert "fastcache.integrity.checksum" in named and "fastcache.open" in named
+    for name in sorted(named):
+        found = fastcache
+        for part in name.split(".")[1:]:
+            try:
+                found = getattr(found, part)
+            except AttributeError:
+                found = importlib.import_module(f"{found.__name__}.{part}")
+
+
 def test_a_progress_that_cannot_be_called_and_keys_that_are_none_are_refused_at_once(disk):
     write_demo_checkpoint(disk / "early", shape=DemoShape(layers=1, experts=4, hidden=64, intermediate=32, top_k=2))
     with pytest.raises(TypeError, match="progress is a callable or None; got 5"):
@@ -201,11 +224,11 @@ def test_a_live_curve_prints_as_a_short_table():
     )  # fmt: skip
     first, second, *rows = str(curve).splitlines()
     assert first == "2,000 requests, 1,000 of them sampled (50.0% of the experts)"
-    assert second == "lru runs; at this size: next_use 30.0%, lru 25.0%"
+    assert second == "lru runs; ghosts at this size, lately: next_use 30.0%, lru 25.0%"
     assert [row.split() for row in rows] == [
-        ["lru", "1", "experts", "1.0", "MiB", "0.0%"],
-        ["lru", "2", "experts", "2.0", "MiB", "25.0%"],
-        ["lru", "4", "experts", "4.0", "MiB", "50.0%"],
+        ["lru", "curve", "1", "experts", "1.0", "MiB", "0.0%"],
+        ["lru", "curve", "2", "experts", "2.0", "MiB", "25.0%"],
+        ["lru", "curve", "4", "experts", "4.0", "MiB", "50.0%"],
     ]
 
 
@@ -255,6 +278,6 @@ def test_a_mistake_is_called_what_it_is(experts, mistake):
 @pytest.mark.parametrize(("hot", "says"), [(5, "or None; got 5"), ([3], "or None; it has 3"), ("ab", "got 'ab'")])
 def test_a_hot_list_that_is_none_is_called_so(experts, hot, says):
     with fastcache.open(experts.source, "all", engine="pread") as store:
-        store.hot_list = hot
         with pytest.raises(TypeError, match=f"hot_list is an iterable .*{says}"):
-            store.warm()
+            store.hot_list = hot
+        assert store.hot_list is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import click
@@ -23,6 +25,16 @@ from fastcache.errors import FastcacheError
 class _Group(click.Group):
     """Shows our errors and the system's as one line, not as a traceback."""
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run; an output that is full is an error like others, of --help too."""
+        try:
+            return super().main(*args, **options)
+        except OSError as error:
+            click.echo(f"Error: {error}", err=True)
+            sys.exit(1)
+        finally:
+            _drop_unwritten()
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -32,6 +44,16 @@ class _Group(click.Group):
             raise
         except OSError as error:
             raise click.ClickException(str(error)) from error
+
+
+def _drop_unwritten() -> None:
+    """Send what cannot be written to stdout nowhere: the interpreter would try again at its end, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

@@ -33,6 +33,8 @@ def advise(model: str, trace: str, format: str | None, top_k: int | None, policy
         raise
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    if advice.same_checkpoint is False:
+        click.echo(f"{trace}: recorded with other files than these; layers and experts are alike", err=True)
     if as_json:
         click.echo(json.dumps(advice.to_dict()))
         return

@@ -19,7 +19,7 @@ from fastcache.cli.options import as_json, engine
     default=None,
     help="Where to write.  [default: beside the first file, as its name with .checksums added]",
 )
-@click.option("--overwrite", is_flag=True, help="Replace a sidecar that is there: today's bytes are the right ones.")
+@click.option("--overwrite", is_flag=True, help="Replace a sidecar, nothing else: today's bytes are the right ones.")
 @engine
 @as_json
 def checksum(path: str, output: str | None, overwrite: bool, engine: str | None, as_json: bool) -> None:

@@ -80,18 +80,31 @@ def demo(
 
 @contextlib.contextmanager
 def _scratch(directory: str | None, keep: bool) -> Iterator[Path]:
-    """Make a directory of our own inside `directory`, and remove it at the end, of a terminated run too."""
+    """Make a directory of our own inside `directory`, and remove it and what had to be made for it at the end.
+
+    Of a terminated run too. `keep` leaves it after a run that came to its end.
+    """
     if directory is None:  # /tmp is often memory
         directory = "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()
-    os.makedirs(directory, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="fastcache-demo-", dir=directory))
+    home = Path(directory).absolute()
+    made = [path for path in (home, *home.parents) if not path.exists()]  # the innermost first
     before = signal.signal(signal.SIGTERM, _leave)
+    kept = False
     try:
-        yield scratch
+        home.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix="fastcache-demo-", dir=home))
+        try:
+            yield scratch
+            kept = keep
+        finally:
+            if not kept:
+                shutil.rmtree(scratch, ignore_errors=True)
     finally:
         signal.signal(signal.SIGTERM, before)
-        if not keep:
-            shutil.rmtree(scratch, ignore_errors=True)
+        if not kept:
+            with contextlib.suppress(OSError):  # others may have put something there
+                for path in made:
+                    path.rmdir()
 
 
 def _leave(number: int, frame: object) -> None:

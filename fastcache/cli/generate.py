@@ -78,6 +78,12 @@ def generate(
 
     if (prompt is None) == (ids is None):
         raise click.UsageError("give --prompt or --ids, " + ("one of them" if ids is None else "not both"))
+    given = {"--top-k": top_k, "--top-p": top_p, "--seed": seed}
+    idle = [name for name, value in given.items() if value is not None]
+    if temperature == 0 and idle:
+        raise click.UsageError(
+            f"at --temperature 0 the likeliest token is taken, and {', '.join(idle)} would do nothing"
+        )
     detokenizer = None
     if prompt is not None:
         tokenizer = tokenizer_of(model)
@@ -98,6 +104,7 @@ def generate(
         described = loaded.store.describe()
         result |= {
             "prompt_tokens": len(ids),
+            "config_not_read": loaded.not_read,
             "stats": loaded.store.stats().to_dict(),
             "budget_bytes": loaded.store.budget_bytes,
             "engine": described["engine"]["used"],
@@ -112,7 +119,7 @@ def _run(model: Model, tokens: Iterator[int], detokenizer: Any, show: bool) -> d
     assert model.store is not None
     out: list[int] = []
     began = first = last = time.perf_counter()
-    with _line() as say:
+    with _line(beside_tokens=show and sys.stdout.isatty()) as say:
         for token in tokens:
             out.append(token)
             last = time.perf_counter()
@@ -125,8 +132,8 @@ def _run(model: Model, tokens: Iterator[int], detokenizer: Any, show: bool) -> d
             say(model, len(out), first - began, (len(out) - 1) / (last - first) if last > first else 0.0)
         if detokenizer is not None and (rest := detokenizer.end()) and show:
             click.echo(rest, nl=False)
-    if show:
-        click.echo()
+        if show:
+            click.echo()
     return {
         "tokens": out,
         "text": None if detokenizer is None else detokenizer.text,
@@ -136,26 +143,34 @@ def _run(model: Model, tokens: Iterator[int], detokenizer: Any, show: bool) -> d
 
 
 @contextlib.contextmanager
-def _line() -> Iterator[Any]:
-    """Give what shows one line that changes, on stderr if it is a terminal."""
+def _line(beside_tokens: bool) -> Iterator[Any]:
+    """Give what shows one line that changes, on stderr if it is a terminal.
+
+    Where the tokens come on a terminal too, a line that changes would get mixed up with them: it is shown once, at the
+    end.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda *figures: None
         return
+    if beside_tokens:
+        last: list[Any] = []
+        yield lambda *figures: last.__setitem__(slice(None), figures)
+        if last:
+            console.print(_figures(*last), soft_wrap=True)
+        return
     with Live(console=console, refresh_per_second=8, transient=False, redirect_stdout=False) as live:
+        yield lambda *figures: live.update(_figures(*figures))
 
-        def say(model: Model, count: int, prefill: float, rate: float) -> None:
-            assert model.store is not None
-            stats = model.store.stats()
-            share = stats.hits / stats.requests if stats.requests else 0.0
-            live.update(
-                Text(
-                    f"{count} tokens, {rate:.2f} tokens/s after {prefill:.2f} s for the prompt; {share:.0%} hits, "
-                    f"{format_bytes(stats.bytes_read)} read, budget {format_bytes(model.store.budget_bytes)}"
-                )
-            )
 
-        yield say
+def _figures(model: Model, count: int, prefill: float, rate: float) -> Text:
+    assert model.store is not None
+    stats = model.store.stats()
+    share = stats.hits / stats.requests if stats.requests else 0.0
+    return Text(
+        f"{count} tokens, {rate:.2f} tokens/s after {prefill:.2f} s for the prompt; {share:.0%} hits, "
+        f"{format_bytes(stats.bytes_read)} read, budget {format_bytes(model.store.budget_bytes)}"
+    )
 
 
 def _peak_rss() -> int:

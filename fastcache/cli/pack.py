@@ -39,5 +39,5 @@ def pack(path: str, out: str, align: int, shard_bytes: int, as_json: bool) -> No
         return
     click.echo(
         f"{made.path}: {made.experts} experts in {len(made.files)} files, {format_bytes(made.nbytes)}, of it padding "
-        f"{format_bytes(made.padding)}; copied {len(made.copied)} other files"
+        f"{format_bytes(made.padding + made.spaces)}; copied {len(made.copied)} other files"
     )

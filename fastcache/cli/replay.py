@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fastcache.cli.exact import show_exact
 from fastcache.cli.options import as_json
-from fastcache.cli.traces import percent, policy_option, read_as, trace_options, words
+from fastcache.cli.traces import naming_scratch, percent, policy_option, read_as, trace_options, words
 from fastcache.errors import FastcacheError
 from fastcache.traces.trace import Trace
 from fastcache.units import format_bytes
@@ -68,7 +68,8 @@ def replay(
         rooms += [room.of_budget(read, budget) for budget in budgets]
         rooms = rooms or [room.of_fraction(read, share) for share in FRACTIONS]
         chosen = [*policies(), BELADY[0]] if names == ("all",) else words(names, "--policy")
-        rows = replay(read, chosen, rooms)
+        with naming_scratch():
+            rows = replay(read, chosen, rooms)
     except FastcacheError:
         raise
     except ValueError as error:
@@ -82,6 +83,8 @@ def replay(
         "pool": read.pool,
         "layers": len(read.layers),
         "top_k": read.top_k,
+        "complete": read.complete,
+        "lost": read.lost,
         "rows": [row.to_dict() for row in rows],
     }
     if as_json:

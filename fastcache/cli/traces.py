@@ -1,15 +1,18 @@
-"""Options that the commands on traces share. Imports click, errors, traces and units."""
+"""Options that the commands on traces share. Imports click, errors, outputs, traces, units."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
 from fastcache.cli.options import Size
 from fastcache.errors import TraceError
+from fastcache.outputs import naming
 from fastcache.traces.capacity import with_sizes
+from fastcache.traces.columns import scratch_directory
 from fastcache.traces.importers import FORMATS, read
 from fastcache.traces.trace import Trace
 
@@ -31,11 +34,26 @@ def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_as(path: str, format: str | None, expert_bytes: int | None, top_k: int | None) -> Trace:
-    """Return the trace that those options name. TraceError, besides: there is no request in it, so no rate of hits."""
-    trace = read(path, format)
-    if not trace.requests:
-        raise TraceError("no request is in it: a trace that asks for nothing", filename=path)
-    return with_sizes(trace, expert_bytes, top_k)
+    """Return the trace that those options name; one that is only a part is said to be, on stderr.
+
+    Raises TraceError also where there is no request in it, so no rate of hits.
+    """
+    with naming_scratch():
+        trace = read(path, format)
+        if not trace.requests:
+            raise TraceError("no request is in it: a trace that asks for nothing", filename=path)
+        trace = with_sizes(trace, expert_bytes, top_k)
+    if not trace.complete:
+        why = f"{trace.lost} records were lost" if trace.lost else "the process died, or the disk was full"
+        click.echo(f"{path}: a part of a run: {why}; what follows is of that part", err=True)
+    return trace
+
+
+@contextlib.contextmanager
+def naming_scratch() -> Iterator[None]:
+    """Say of an error that names no file that it was of a temporary one, and where those are: see TMPDIR."""
+    with naming(f"a temporary file in {scratch_directory()} (TMPDIR says where)"):
+        yield
 
 
 def percent(rate: float) -> str:

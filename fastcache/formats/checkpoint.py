@@ -31,6 +31,7 @@ from fastcache.formats.safetensors import read_header
 INDEX_NAME = "model.safetensors.index.json"
 # What AutoGPTQ and AutoAWQ wrote before config.json had it: file -> quant_method.
 _QUANTIZE_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_MODELOPT_CONFIG = "hf_quant_config.json"  # of ModelOpt: older exports have it alone
 
 _OTHER_FORMATS = {
     ".bin": "PyTorch pickles, which are never read; convert them to safetensors",
@@ -48,7 +49,7 @@ class Checkpoint:
     path: str  # absolute: a directory, or one file
     files: tuple[str, ...]  # absolute paths
     headers: tuple[Header, ...]  # one per file
-    config: Mapping[str, Any]  # config.json (or {}) and a quantize_config.json; of GGUF, the (first) file's metadata
+    config: Mapping[str, Any]  # config.json (or {}) and a file of the quantiser; of GGUF, the (first) file's metadata
     not_indexed: tuple[str, ...]  # absolute paths of files of tensors in the directory that are not of the checkpoint
     format: Literal["safetensors", "gguf"] = "safetensors"
 
@@ -259,7 +260,19 @@ def _read_config(root: str) -> Mapping[str, Any]:
             apart = _read_object(os.path.join(root, name))
             if apart is not None:
                 return {**config, "quantization_config": {"quant_method": method, **apart}}
+        path = os.path.join(root, _MODELOPT_CONFIG)
+        apart = _read_object(path)
+        if apart is not None:
+            return {**config, "quantization_config": _of_modelopt(path, apart)}
     return config
+
+
+def _of_modelopt(path: str, apart: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ModelOpt's own file says, in the words that config.json has for it."""
+    said, producer = apart.get("quantization"), apart.get("producer", {})
+    if not isinstance(said, dict) or not isinstance(producer, dict):
+        raise CheckpointError(f"{path}: 'quantization' and 'producer' are to be JSON objects")
+    return {**said, "quant_method": producer.get("name", "modelopt")}
 
 
 def _read_object(path: str) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ _KEY: Final = "quantization_config"
 _FP8: Final = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 _SCALED: Final = ("fp8", "fbgemm_fp8", "mxfp4")  # quant_method; per-tensor and per-channel scales say so by shape
 _MODELOPT: Final = ("modelopt", "modelopt_fp4")  # of NVFP4 the types say it all: groups of 16
+_FOUR_BIT_FLOAT: Final = re.compile("FP4|MIXED_PRECISION", re.IGNORECASE)  # ModelOpt's bytes of two integers are others
 _FORMATS: Final = (
     "float-quantized",
     "naive-quantized",
@@ -65,6 +66,9 @@ class Quantization:
         if method == "compressed-tensors" or (method is None and "config_groups" in config):
             return self._compressed(stored)
         if method in _SCALED or (method in _MODELOPT and stored in (*_FP8, "U8")):
+            algorithm = config.get("quant_algo")
+            if stored == "U8" and isinstance(algorithm, str) and not _FOUR_BIT_FLOAT.search(algorithm):
+                return (_refused("quant_algo", algorithm),)
             block = config.get("weight_block_size")
             if block is None:
                 return ()

@@ -219,7 +219,7 @@ def _divided(rope: Rope, tensors: Tensors, name: str) -> Rope:
     factors = floats(tensors, name, rope.inv_freq.shape)
     if (factors <= 0).any():
         raise UnsupportedCheckpoint(f"{name!r} has factors that are not above 0: {factors.min()}")
-    return Rope(
+    return Rope.of(
         rope.inv_freq / factors,
         attention_scale=rope.attention_scale,
         interleaved=rope.interleaved,

@@ -6,6 +6,8 @@ of moe what a decoder is made of.
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -17,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from fastcache.errors import CheckpointError, UnsupportedCheckpoint
 from fastcache.layout.record import Layout
 from fastcache.linear import linear
+from fastcache.moe.asked import Asked
 from fastcache.moe.cache import KVCache
 from fastcache.moe.decoder import decoder_of, norm_of
 from fastcache.moe.demands import check_config
@@ -36,6 +39,7 @@ from fastcache.units import whole
 
 F32: TypeAlias = NDArray[np.float32]
 
+_log = logging.getLogger("fastcache")
 PARTS_BYTES: Final = 128 << 20
 """Experts' outputs that a block holds at a time: a longer prompt goes through it in pieces."""
 
@@ -55,6 +59,9 @@ class Model:
     vocabulary, hidden, layers : int
     eos : frozenset of int
         Tokens that end a text, of generation_config.json and config.json.
+    not_read : dict
+        Keys of config.json with values, that this decoder does not know, and that may ask for something. What is known
+        to change a number, and is not computed, was refused.
 
     Notes
     -----
@@ -72,14 +79,16 @@ class Model:
     ) -> None:
         self.store, self.trunk, self.config, self.family = store, trunk, layout.config, layout.family
         row = decoder_of(layout.family)
-        check_config(self.config, row.takes)
+        config = layout.config if layout.format == "gguf" else Asked(layout.config)
+        layout = dataclasses.replace(layout, config=config)
+        check_config(config, row.takes)
         stored: Mapping[str, NDArray[Any]] = ResidentTrunk(trunk) if resident_trunk else trunk
         names = hub_names(stored, layout.format)
         self._tensors = tensors = Named(stored, names)
         self._embedding = f"{row.embedding}.weight"
         stored_names = hub_names(trunk, layout.format)
         self._rows = Named(trunk, stored_names)  # rows of the embedding are taken as stored: a few are converted
-        self.hidden, self.layers = count(self.config, "hidden_size"), count(self.config, "num_hidden_layers")
+        self.hidden, self.layers = count(config, "hidden_size"), count(config, "num_hidden_layers")
         self.vocabulary, width = require(self._rows, self._embedding)
         if coded_weight(self._rows, self._embedding) is not None:
             raise UnsupportedCheckpoint(f"{self._embedding!r} is stored as codes with scales, of which no row is taken")
@@ -87,22 +96,20 @@ class Model:
             raise UnsupportedCheckpoint(
                 f"{self._embedding!r} has shape {(self.vocabulary, width)}; hidden_size is {self.hidden}"
             )
-        self._head = head_of(row, self.config, tensors, layout.format, (self.vocabulary, width))
-        self._norm = norm_of(self.config, tensors, row.last_norm, self.hidden)
-        scaled = self.config if row.scaled else {}
+        self._head = head_of(row, config, tensors, layout.format, (self.vocabulary, width))
+        self._norm = norm_of(config, tensors, row.last_norm, self.hidden)
+        scaled = config if row.scaled else {}
         self._times_embedding = np.float32(number(scaled, "embedding_multiplier", 1.0))
         self._times_residual = np.float32(number(scaled, "residual_multiplier", 1.0))
         self._over_logits = np.float32(number(scaled, "logits_scaling", 1.0, above=0))
         experts: ExpertStore | Literal["resident"] = "resident" if store is None else store
-        self._layers = [
-            Layer(row, self.config, tensors, layout, n, experts, stored, speculator) for n in range(self.layers)
-        ]
+        self._layers = [Layer(row, config, tensors, layout, n, experts, stored, speculator) for n in range(self.layers)]
         used = tensors.asked.union({self._embedding}, *(layer.moe_names for layer in self._layers))
         check_used(
             stored_names,
             used,
             self.layers,
-            drafts_of(self.config),
+            drafts_of(config),
             gguf=layout.format == "gguf",
             trunk=trunk,
         )
@@ -111,6 +118,10 @@ class Model:
         self._piece = max(1, PARTS_BYTES // (4 * (layout.top_k or 1) * self.hidden))
         self.eos = eos_of(layout)
         self.path = os.path.dirname(layout.files[0]) if layout.files else ""
+        self.not_read = config.left() if isinstance(config, Asked) else {}  # GGUF's keys are all known, or refused
+        if self.not_read:
+            said = ", ".join(f"{key} ({value!r:.40})" for key, value in self.not_read.items())
+            _log.warning("%s: of config.json, the decoder of %s does not read %s", self.path, self.family, said)
 
     def new_cache(self) -> KVCache:
         """Return an empty cache for one sequence."""

@@ -12,8 +12,9 @@ is worth 0.004 radian, so that exact arithmetic would not give what these models
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +47,10 @@ class Rope:
     Notes
     -----
     Safe to call from any number of threads. Keeps the cosines and sines of the last call, 4 * T * rotary bytes: all
-    layers of a step ask for the same.
+    layers of a step ask for the same, and so have one rope, as long as any of them lives.
     """
+
+    _alive: ClassVar[weakref.WeakValueDictionary[Any, Rope]] = weakref.WeakValueDictionary()
 
     def __init__(
         self, inv_freq: F32, *, attention_scale: float = 1.0, interleaved: bool = False, limit: int | None = None
@@ -55,6 +58,14 @@ class Rope:
         self.inv_freq, self.attention_scale = inv_freq, attention_scale
         self.interleaved, self.limit = interleaved, limit
         self._last: tuple[int, F32, F32] = (0, np.empty((0, len(inv_freq)), np.float32), np.empty(0, np.float32))
+
+    @classmethod
+    def of(
+        cls, inv_freq: F32, *, attention_scale: float = 1.0, interleaved: bool = False, limit: int | None = None
+    ) -> Rope:
+        """Return the one rope of such parameters."""
+        made = cls(inv_freq, attention_scale=attention_scale, interleaved=interleaved, limit=limit)
+        return cls._alive.setdefault((inv_freq.tobytes(), attention_scale, interleaved, limit), made)
 
     def rotate(self, x: F32, start: int) -> F32:
         """Rotate rows that are at positions start, start + 1, ...
@@ -160,18 +171,18 @@ def rope_of(
     plain = np.float32(1) / wavelengths
     kind = parameters["rope_type"]
     if kind == "default":
-        return Rope(plain, interleaved=interleaved)
+        return Rope.of(plain, interleaved=interleaved)
     if kind == "linear":
-        return Rope(plain / np.float32(_number(parameters, "factor")), interleaved=interleaved)
+        return Rope.of(plain / np.float32(_number(parameters, "factor")), interleaved=interleaved)
     if kind == "dynamic":
-        return Rope(plain, interleaved=interleaved, limit=_context(config, parameters))
+        return Rope.of(plain, interleaved=interleaved, limit=_context(config, parameters))
     if kind == "llama3":
-        return Rope(_llama3(plain, parameters), interleaved=interleaved)
+        return Rope.of(_llama3(plain, parameters), interleaved=interleaved)
     if kind == "yarn":
         inv_freq = _yarn(
             wavelengths, theta, _original_context(config, parameters), parameters, _factor(config, parameters)
         )
-        return Rope(inv_freq, attention_scale=_yarn_scale(config, parameters), interleaved=interleaved)
+        return Rope.of(inv_freq, attention_scale=_yarn_scale(config, parameters), interleaved=interleaved)
     raise UnsupportedCheckpoint(
         f"config.json: rope of kind {kind!r}; this version computes default, linear, dynamic, yarn and llama3. "
         f"The bytes are served: use fastcache.open and your own forward"

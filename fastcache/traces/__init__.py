@@ -1,6 +1,7 @@
 """Routing traces: one format, importers, replay with the store's own policies, miss-ratio curves, advice about budgets.
 
-Imports errors, keys, units, budget, layout, NumPy and, of the compiled half, the policies' names and the simulator.
+Imports errors, keys, units, outputs, budget, layout, what opens a store, NumPy and, of the compiled half, the policies'
+names, the simulator and the files.
 """
 
 from fastcache.traces.exact import ExactReplay, replay_exact

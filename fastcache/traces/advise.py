@@ -1,6 +1,6 @@
 """What budget to give a model on a trace's traffic, and what more would buy.
 
-Owns the mapping of a trace onto a checkpoint, and the advice. Imports layout, memory, rawread, traces, errors, units.
+Owns the advice. Imports layout, memory, rawread, traces, units.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fastcache.layout.build import build_layout
 from fastcache.layout.record import Layout
 from fastcache.memory import available_bytes
 from fastcache.rawread import RawRead, measure
-from fastcache.traces.capacity import cycle_bytes, of_budget, slot_sizes, with_sizes
-from fastcache.traces.columns import Column
+from fastcache.traces.capacity import SlotSizes, cycle_bytes, of_budget, with_sizes
+from fastcache.traces.model import of_model, same_checkpoint, slots_of
 from fastcache.traces.mrc import Curve, grid
 from fastcache.traces.replay import policies, replay
-from fastcache.traces.trace import BLOCK, Trace
+from fastcache.traces.trace import Trace
 from fastcache.units import format_bytes
 
 RESERVE = 0.15  # share of free memory that is left alone, as budget "auto" does
@@ -32,7 +32,7 @@ NEAR = 0.03  # of requests: a budget that hits so many less than the best that f
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one budget gives. A token is what asks for one token cycle."""
+    """What one budget gives: `experts` slots, as `fastcache.open` cuts it. A token is what asks for one token cycle."""
 
     budget_bytes: int
     experts: int
@@ -58,56 +58,13 @@ class Advice:
     usable_bytes: int  # free, less trunk, less a reserve
     read_gb_per_s: float
     direct: bool  # whether that was measured with O_DIRECT
+    complete: bool  # of the trace: see Trace
+    lost: int  # likewise, records
+    same_checkpoint: bool | None  # whether the trace was recorded with these files; None: it does not say
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything by name, for JSON."""
         return dataclasses.asdict(self)
-
-
-def of_model(trace: Trace, layout: Layout) -> Trace:
-    """Return the trace in a checkpoint's dense keys, with its layers, sizes and top_k.
-
-    Raises
-    ------
-    TraceError
-        The trace asks for an expert that the checkpoint does not have.
-    """
-    counts = trace.counts()
-    edges = trace.layer_first
-    first, total = {}, 0
-    for number, layer in layout.layers.items():
-        first[number] = total
-        total += len(layer)
-    new = np.full(trace.pool, -1, np.int64)
-    for i, (number, count) in enumerate(trace.layers):
-        mine = layout.layers.get(number)
-        here = min(count, len(mine)) if mine is not None else 0
-        missing = np.flatnonzero(counts[edges[i] + here : edges[i + 1]])
-        if len(missing):
-            has = (
-                f"{here} experts there" if here else f"experts in layers {', '.join(map(str, layout.layers)) or 'none'}"
-            )
-            raise TraceError(
-                f"asks for layer {number}, expert {here + missing[0]}; the model has {has}: is it that model's trace?",
-                filename=trace.name,
-            )
-        if here:
-            new[edges[i] : edges[i] + here] = first[number] + np.arange(here)
-    with Column(np.int32) as column:
-        for start in range(0, trace.requests, BLOCK):
-            column.append(new[trace.keys[start : start + BLOCK]])
-        keys = column.finish()
-    sizes = [
-        np.asarray([record.nbytes for record in layer.records], np.int64)[layer.record_of]
-        for layer in layout.layers.values()
-    ]
-    return dataclasses.replace(
-        trace,
-        layers=tuple((number, len(layer)) for number, layer in layout.layers.items()),
-        keys=keys,
-        top_k=layout.top_k or trace.top_k,
-        expert_nbytes=np.concatenate(sizes) if sizes else None,
-    )
 
 
 def read_rate(layout: Layout) -> RawRead:
@@ -153,17 +110,20 @@ def advise(
     TraceError
         The trace asks for nothing, or for an expert that the model does not have.
     ValueError
-        top_k is not known, or there is no such policy.
+        top_k is not known or above the experts of a layer, or there is no such policy.
     """
     if policy not in policies():
         raise ValueError(f"a store has no policy {policy!r}, only {', '.join(policies())}")
     layout = build_layout(model)
     trace = with_sizes(of_model(trace, layout), top_k=top_k)
-    cycle = cycle_bytes(trace)
     if not trace.requests:
         raise TraceError("a trace that asks for nothing", filename=trace.name)
-    slots = slot_sizes(trace)
-    if cycle is None or slots is None:
+    least = min(count for _, count in trace.layers)
+    if trace.top_k is not None and trace.top_k > least:
+        raise ValueError(f"top_k is {trace.top_k}, and a layer has {least} experts")
+    sizes = slots_of(layout)
+    slots, cycle = sizes.by_expert(), cycle_bytes(trace, sizes)
+    if cycle is None:
         raise ValueError("neither the model nor the trace says top_k: give --top-k")
     rate = rate or read_rate(layout)
     free = available_bytes() if free_bytes is None else free_bytes
@@ -175,7 +135,7 @@ def advise(
     marks = {round(experts * asked / int(there.sum())) for experts in grid(trace)}  # as `mrc` has them, for the knee
     # Of classes, each may keep only its own share: a budget for all that is asked may be larger than their sum.
     budgets = {round(x) for x in np.linspace(cycle // 4, everything, POINTS).tolist()} | {cycle, everything, *marks}
-    points = measure_budgets(trace, policy, sorted(budgets), cycle, rate)
+    points = measure_budgets(trace, sizes, policy, sorted(budgets), cycle, rate)
     full = next(point for point in points if point.hit_rate == points[-1].hit_rate)
     within = [point for point in points if point.budget_bytes <= full.budget_bytes]
     known = {point.budget_bytes: point for point in points}
@@ -183,7 +143,7 @@ def advise(
     misses = np.asarray([1 - point.hit_rate for point in marked])
     knee = marked[Curve(policy, np.asarray([point.budget_bytes for point in marked]), misses).knee()]
     at_cycle = known[min(cycle, everything)]
-    (best,) = measure_budgets(trace, policy, [min(full.budget_bytes, usable)], cycle, rate)
+    (best,) = measure_budgets(trace, sizes, policy, [min(full.budget_bytes, usable)], cycle, rate)
     # The least budget that comes near the best that fits; never less than a token cycle, if that fits.
     enough = [point for point in within if point.hit_rate >= best.hit_rate - NEAR and point.budget_bytes >= cycle]
     budget = enough[0] if enough and enough[0].budget_bytes <= usable else best
@@ -202,15 +162,18 @@ def advise(
         usable_bytes=usable,
         read_gb_per_s=rate.gb_per_s,
         direct=rate.direct,
+        complete=trace.complete,
+        lost=trace.lost,
+        same_checkpoint=same_checkpoint(trace, layout),
     )
 
 
-def measure_budgets(trace: Trace, policy: str, budgets: list[int], cycle: int, rate: RawRead) -> list[Point]:
+def measure_budgets(
+    trace: Trace, sizes: SlotSizes, policy: str, budgets: list[int], cycle: int, rate: RawRead
+) -> list[Point]:
     """Return what each budget gives, by replay."""
-    slots = slot_sizes(trace)
-    assert slots is not None
-    tokens = float(trace.counts() @ slots) / cycle  # token cycles that the trace asks for
-    rows = replay(trace, [policy], [of_budget(trace, budget) for budget in budgets])
+    tokens = float(trace.counts() @ sizes.by_expert()) / cycle  # token cycles that the trace asks for
+    rows = replay(trace, [policy], [of_budget(trace, budget, sizes) for budget in budgets])
     points = []
     for budget, row in zip(budgets, rows, strict=True):
         nbytes = (row.bytes_missed or 0) / tokens
@@ -224,7 +187,8 @@ def _lines(
 ) -> tuple[str, str, str]:
     device = "the device" if rate.direct else "this file system, without direct reads,"
     give = (
-        f"Give {format_bytes(budget.budget_bytes)}: {budget.hit_rate:.1%} of requests hit, and a token reads "
+        f"Give {format_bytes(budget.budget_bytes)} (budget={budget.budget_bytes}), {budget.experts} experts: "
+        f"{budget.hit_rate:.1%} of requests hit, and a token reads "
         f"{format_bytes(round(budget.read_bytes_per_token))}, {_time(budget)} at the {rate.gb_per_s:.2f} GB/s that "
         f"{device} gives; {format_bytes(usable)} of {format_bytes(free)} free memory are usable."
     )

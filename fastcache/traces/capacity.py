@@ -37,6 +37,19 @@ class Capacity:
         return sum(self.slots)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotSizes:
+    """The slots that experts take."""
+
+    cls: Array  # uint8 [pool]: size class of each expert
+    slot_bytes: list[int]  # per class
+    batch: int  # experts that are asked for at a time
+
+    def by_expert(self) -> Array:
+        """Return the bytes of the slot that each expert takes, int64 [pool]."""
+        return np.asarray(self.slot_bytes, np.int64)[self.cls]
+
+
 def of_slots(trace: Trace, slots: int) -> Capacity:
     """Return room for `slots` experts of whatever size, at most the pool."""
     slots = min(whole("slots", slots), trace.pool)
@@ -60,24 +73,28 @@ def of_fraction(trace: Trace, fraction: float | str | Fraction) -> Capacity:
     return dataclasses.replace(of_slots(trace, int(trace.pool * share)), fraction=float(share))
 
 
-def of_budget(trace: Trace, budget: int | str) -> Capacity:
-    """Return the slots that the store would make of a budget for experts of the trace's sizes, each in whole pages.
+def of_budget(trace: Trace, budget: int | str, sizes: SlotSizes | None = None) -> Capacity:
+    """Return the slots that a store would make of a budget.
 
-    The live store's slots are up to a sector per extent larger: where an expert lies in its file is not in a trace.
+    Parameters
+    ----------
+    sizes : SlotSizes, optional
+        Of the checkpoint. Default: the trace's own, each expert in whole pages; a live store's slots are up to a sector
+        per extent larger, and where an expert lies in its file is not in a trace.
 
     Raises
     ------
     InvalidBudget
         It cannot be parsed, or the trace does not know the sizes, or top_k where the budget counts cycles.
     """
-    found = _classes(trace)
-    if found is None:
+    sizes = sizes or _of_trace(trace)
+    if sizes is None:
         raise InvalidBudget(f"budget {budget!r}: the trace does not say how large an expert is; give --expert-bytes")
-    cls, slot_bytes = found
+    cls, slot_bytes = sizes.cls, sizes.slot_bytes
     counts = np.bincount(cls, minlength=len(slot_bytes)).tolist()
     facts = Facts(
         expert_bytes=sum(size * count for size, count in zip(slot_bytes, counts, strict=True)),
-        cycle_bytes=cycle_bytes(trace),
+        cycle_bytes=cycle_bytes(trace, sizes),
         trunk_bytes=0,
         free_bytes=0,
     )
@@ -91,7 +108,7 @@ def of_budget(trace: Trace, budget: int | str) -> Capacity:
             f"budget {budget!r}: the token cycle is not known, because the trace gives no top_k; give --top-k"
         )
     nbytes, _ = parse_budget(budget, facts)
-    slabs = plan_slabs(nbytes, slot_bytes, counts, trace.top_k or 1)
+    slabs = plan_slabs(nbytes, slot_bytes, counts, sizes.batch)
     slots = slabs.begins_with
     share = sum(slots) / trace.pool if trace.pool else 0.0
     return Capacity(tuple(slots), cls, share, nbytes, slabs if slabs.count else None)
@@ -106,27 +123,22 @@ def cycle_experts(trace: Trace) -> int | None:
     return sum(min(trace.top_k, n) for i, (_, n) in enumerate(trace.layers) if counts[first[i] : first[i + 1]].any())
 
 
-def _classes(trace: Trace) -> tuple[Array, list[int]] | None:
+def _of_trace(trace: Trace) -> SlotSizes | None:
     sizes = trace.sizes()
-    return None if sizes is None else size_classes(sizes, PAGE)
+    return None if sizes is None else SlotSizes(*size_classes(sizes, PAGE), trace.top_k or 1)
 
 
-def slot_sizes(trace: Trace) -> Array | None:
-    """Return the bytes of the slot that each expert takes, int64 [pool]; None where sizes are not known."""
-    found = _classes(trace)
-    return None if found is None else np.asarray(found[1], np.int64)[found[0]]
-
-
-def cycle_bytes(trace: Trace) -> int | None:
+def cycle_bytes(trace: Trace, sizes: SlotSizes | None = None) -> int | None:
     """Return the bytes of slots that one token touches, the largest experts of each layer; None where not known."""
-    sizes = slot_sizes(trace)
+    sizes = sizes or _of_trace(trace)
     if trace.top_k is None or sizes is None:
         return None
+    slots = sizes.by_expert()
     counts, first, total = trace.counts(), trace.layer_first, 0
     for i in range(len(trace.layers)):
         mine = slice(int(first[i]), int(first[i + 1]))
         if counts[mine].any():
-            total += int(np.sort(sizes[mine])[-trace.top_k :].sum())
+            total += int(np.sort(slots[mine])[-trace.top_k :].sum())
     return total
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from fastcache.errors import TraceError
 from fastcache.traces.columns import Batches
+from fastcache.traces.missing import missing
 from fastcache.traces.spool import regular, stem
 from fastcache.traces.trace import BLOCK, DECODE, Array, Trace
 
@@ -150,11 +151,13 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     Memory does not grow with the file. Raises as open_records, and TraceError for a record that cannot be.
     """
     header, records = open_records(path)
+    run = {**header.run, **missing(header.run, records)}
     with Batches() as out:
         reader = _Reader(path, header.pool, out)
         for start in range(0, len(records), BLOCK):
             reader.take(np.asarray(records[start : start + BLOCK]), start)
-        reader.end()
+        if run.get("complete", True):  # what ends anywhere may end inside a batch, which is left out
+            reader.end()
         columns = out.finish()
     nbytes = header.expert_nbytes
     return Trace(
@@ -163,7 +166,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         top_k=header.top_k,
         fingerprint=header.fingerprint,
         expert_nbytes=np.asarray(nbytes, np.int64) if isinstance(nbytes, tuple) else nbytes,
-        run=header.run,
+        run=run,
         **columns,
     )
 

@@ -76,6 +76,8 @@ class Mrc:
             "distinct": self.distinct,
             "pool": self.trace.pool,
             "top_k": self.trace.top_k,
+            "complete": self.trace.complete,
+            "lost": self.trace.lost,
             "expert_bytes": self.expert_bytes,
             "compulsory_floor": self.floor,
             "token_cycle": self._mark(self.cycle),

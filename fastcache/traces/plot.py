@@ -1,4 +1,4 @@
-"""A miss-ratio curve as a picture. Needs matplotlib, the extra [plot]; imports errors and traces."""
+"""A miss-ratio curve as a picture. Needs matplotlib, the extra [plot]; imports errors, outputs, traces."""
 
 from __future__ import annotations
 
@@ -6,12 +6,25 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from fastcache.errors import FeatureUnavailable
+from fastcache.outputs import whole_file
 from fastcache.traces.mrc import Mrc
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GIB = 1 << 30
+_HEADS: dict[str, tuple[bytes, ...]] = {
+    "png": (b"\x89PNG",),
+    "svg": (b"<?xml", b"<svg"),
+    "pdf": (b"%PDF",),
+    "ps": (b"%!PS",),
+    "eps": (b"%!PS",),
+    "jpg": (b"\xff\xd8\xff",),
+    "jpeg": (b"\xff\xd8\xff",),
+    "webp": (b"RIFF",),
+    "tif": (b"II*\0", b"MM\0*"),
+    "tiff": (b"II*\0", b"MM\0*"),
+}
 
 
 def check_picture(path: str | os.PathLike[str]) -> type[Figure]:
@@ -30,7 +43,7 @@ def check_picture(path: str | os.PathLike[str]) -> type[Figure]:
         raise FeatureUnavailable(
             f"a picture needs matplotlib ({error}): pip install 'fastcache-moe[plot]', or write JSON"
         ) from error
-    suffix = os.path.splitext(path)[1].removeprefix(".").lower()
+    suffix = _suffix(path)
     known = sorted(Figure().canvas.get_supported_filetypes())
     if suffix not in known:
         raise ValueError(f"{os.fspath(path)}: matplotlib writes no .{suffix}: end it in one of .{', .'.join(known)}")
@@ -38,12 +51,14 @@ def check_picture(path: str | os.PathLike[str]) -> type[Figure]:
 
 
 def plot(curves: Mrc, path: str | os.PathLike[str]) -> None:
-    """Write the picture as the path's suffix says: .png, .svg, or what else matplotlib writes.
+    """Write the picture as the path's suffix says, whole or not at all: .png, .svg, or what else matplotlib writes.
 
     Raises
     ------
     FeatureUnavailable, ValueError
         As `check_picture`.
+    OSError
+        It cannot be written.
     """
     figure = check_picture(path)(figsize=(8, 5), layout="constrained")
     axes: Any = figure.add_subplot()
@@ -63,4 +78,14 @@ def plot(curves: Mrc, path: str | os.PathLike[str]) -> None:
         above = axes.secondary_xaxis("top", functions=(lambda n: n * size / GIB, lambda g: g * GIB / size))
         above.set_xlabel("GiB")
     axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    with whole_file(path) as file:
+        figure.savefig(file, dpi=150, format=_suffix(path))
+
+
+def is_picture(path: str | os.PathLike[str], head: bytes) -> bool:
+    """Whether a file that begins so is a picture of the kind that the path's suffix says."""
+    return head.startswith(_HEADS.get(_suffix(path), ()))
+
+
+def _suffix(path: str | os.PathLike[str]) -> str:
+    return os.path.splitext(path)[1].removeprefix(".").lower()

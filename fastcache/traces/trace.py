@@ -43,7 +43,7 @@ class Trace:
     expert_nbytes : int, int64 array [len(layers)] or [pool], or None
         Bytes of an expert; None: not known.
     run : mapping
-        What the recorder wrote down about the run; free.
+        What the recorder wrote down about the run; free. `complete` and `lost` are taken from it.
     """
 
     name: str
@@ -64,6 +64,17 @@ class Trace:
             raise ValueError(f"{len(self.batches)} batch edges, {len(self.phase)} phases, {len(self.token)} tokens")
         if self.batches[0] != 0 or self.batches[-1] != len(self.keys):
             raise ValueError(f"batches span {self.batches[0]} to {self.batches[-1]}, keys are {len(self.keys)}")
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is all that happened. A recording that lost records, or that never ended, is a part of a run."""
+        return self.run.get("complete") is not False
+
+    @property
+    def lost(self) -> int:
+        """How many records of a recording are known to be lost; what came after it broke off is not counted."""
+        lost = self.run.get("lost")
+        return lost if isinstance(lost, int) else 0
 
     @property
     def pool(self) -> int:
