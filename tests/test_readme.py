@@ -71,9 +71,9 @@ def test_the_rates_of_decoding_are_the_receipts():
         (r"quantised attention, at ([\d,]+) to", [min(words, key=rates.__getitem__)]),
         (r"quantised attention, at [\d,]+ to ([\d,]+)\.", [max(words, key=rates.__getitem__)]),
     ]
-    text = " ".join(text("formats").split())
+    page = " ".join(text("formats").split())
     for pattern, (name,) in wanted:
-        found = re.search(pattern, text)
+        found = re.search(pattern, page)
         assert found, pattern
         rate = rates.get(name) or blocks[name]
         assert int(found[1].replace(",", "")) == (rate if rate < 100 else round(rate, -1)), (name, rate)
