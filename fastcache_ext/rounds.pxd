@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
 cdef enum:
-    FC_GAPS = 128           # classes of gaps: four to an octave
+    FC_GAPS = 64            # classes of gaps: four to an octave, and one for all above 114,688 visits
 
 ctypedef struct fc_round:   # of one layer
     int64_t last            # its last visit
