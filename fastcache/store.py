@@ -317,9 +317,8 @@ class ExpertStore(Server):
         RecordingError, ValueError
             The store is being recorded already; `max_bytes` has no room for records.
         """
-        about = self._inventory, self._payload, self._sizing, self._settings
-        header = recording.header_of(self, self.name, *about, self.fingerprint)
-        return recording.record(self, header, path, max_bytes, overwrite=overwrite)
+        about = self.name, self._inventory, self._payload, self._sizing, self._settings, self.fingerprint
+        return recording.record(self, recording.header_of(self, *about), path, max_bytes, overwrite=overwrite)
 
     def mark_token(self, n: int = 1) -> None:
         """Say that what is requested from here on is for the next n < 2**31 tokens (a prompt, say), in a recording."""

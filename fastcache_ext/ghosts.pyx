@@ -18,11 +18,12 @@ from fastcache_ext.threads cimport pthread_cond_signal, pthread_mutex_destroy, p
 cdef enum:
     WHOLE = 1024            # a pool that is sampled whole; of larger ones an eighth is, or less:
     TRACKED = 4096          # experts that are sampled at most
-    BYTES = 32              # per expert of the pool, that all of this takes at most
-    PER_KEY = 86            # bytes that five ghosts and the stack take per sampled expert,
+    BYTES = 32              # per expert of the pool, that all of this takes at most; but one in SPARSE of a MIDDLING pool is sampled
+    SPARSE = 16
+    PER_KEY = 76            # bytes that five ghosts and the stack take per sampled expert,
     PER_SLOT = 205          # per slot for it,
-    PER_LAYER = 265         # per layer,
-    FIXED = 6144            # and besides
+    PER_LAYER = 400         # per layer,
+    FIXED = 11000           # and besides
     MIDDLING = 4096         # a pool for whose sample the shorter ring is long enough
     RING = 8192
     SHORT_RING = 2048
@@ -62,7 +63,7 @@ cdef int32_t one_in(int32_t pool, int32_t slots, int32_t n_layers) noexcept nogi
     cdef int64_t beside = sizeof(fc_tag) * <int64_t>pool + PER_LAYER * <int64_t>n_layers + 2 * ring_of(pool, 8) + FIXED
     if pool <= WHOLE:
         return 1
-    while (pool // every > TRACKED or pool // every > n_layers
+    while (pool // every > TRACKED or (pool > MIDDLING or every < SPARSE)
            and beside + (PER_KEY * <int64_t>pool + PER_SLOT * <int64_t>slots) // every > BYTES * <int64_t>pool):
         every *= 2
     return every

@@ -5,50 +5,140 @@ from collections import defaultdict
 LEAST = 1e-9  # the chance of an expert that was never picked
 
 
-class History:
-    """What next_use says of itself, without a trick: every visit of every layer, as the set of what it picked."""
+class Blend:
+    """How likely visits of a layer are to pick each of its experts; every average of every expert kept up to date."""
 
-    rates, prior, longest = (1 / 2, 1 / 16, 1 / 128), 2048, 16384
+    def __init__(self, experts):
+        self.experts, self.visits, self.base = experts, [], 0
+        self.sums = defaultdict(lambda: [0.0] * 4)  # of an expert's picks, fading
+        self.gathered, self.weights = [0.0] * 4, [0.25] * 4
+        self.picks = self.counted = 0.0
+        self.rates = self.spread(128)
+
+    def spread(self, widest):
+        return [1 / (2 * (widest / 2) ** (i / 3)) for i in range(4)]
+
+    def fit(self):
+        """Every 32 visits, and after the first: the slowest average is over twelve picks per expert."""
+        widest = max(12 * self.experts * self.counted / max(self.picks, 0.1 * self.counted), 128)
+        self.base = len(self.visits)
+        if abs(widest * self.rates[3] - 1) <= 0.1:
+            return
+        self.rates = self.spread(widest)
+        before, self.gathered = self.gathered, [1 - (1 - rate) ** len(self.visits) for rate in self.rates]
+        for sums in self.sums.values():
+            sums[:] = [x * now / was for x, now, was in zip(sums, self.gathered, before, strict=True)]
+
+    def averages(self, key):
+        return [x / gathered for x, gathered in zip(self.sums[key], self.gathered, strict=True)]
+
+    def visit(self):
+        if len(self.visits) == 1 or len(self.visits) - self.base >= 32:
+            self.fit()
+        if self.visits:
+            self.step = 1 / (12 + 2 * self.picks / self.counted)
+        self.before = {key: self.averages(key) for key in list(self.sums)}
+        self.picks *= 31 / 32
+        self.counted = self.counted * 31 / 32 + 1
+        for sums in self.sums.values():
+            sums[:] = [x * (1 - rate) for x, rate in zip(sums, self.rates, strict=True)]
+        self.gathered = [x + (1 - x) * rate for x, rate in zip(self.gathered, self.rates, strict=True)]
+        self.fixed = list(self.weights)
+        self.visits.append(set())
+
+    def pick(self, key, usual):
+        self.visits[-1].add(key)
+        self.picks += 1
+        parts = [weight * x for weight, x in zip(self.weights, self.before.get(key, [0.0] * 4), strict=True)]
+        total = sum(parts)
+        if total >= 1e-12:
+            step = self.step * (total / (total + usual)) ** 0.5
+            for i, part in enumerate(parts):
+                self.weights[i] = max(self.weights[i] + (part / total - self.weights[i]) * step, 1e-3)
+        for i, rate in enumerate(self.rates):
+            self.sums[key][i] += rate
+
+    def chance(self, key):
+        return sum(w * x for w, x in zip(self.fixed, self.averages(key), strict=True)) if key in self.sums else 0.0
+
+
+class Rounds:
+    """When layers come round; visits are numbered from 0, and `now` is the next."""
 
     def __init__(self, layers):
-        self.n, self.open, self.learnt = layers, -1, self.prior
-        self.visits = defaultdict(list)
-        self.weights = [1 / len(self.rates)] * len(self.rates)
-        self.fixed = {}  # the weights when a layer's last visit began
+        self.n, self.now, self.look_at, self.gaps = layers, 0, max(layers, 32), []
+        self.counted, self.last = 0, [layer - layers for layer in range(layers)]
+        self.visits, self.mean, self.gap = [0] * layers, [layers] * layers, [layers] * layers
+        self.back, self.left, self.seen = list(range(layers)), None, []
+
+    def visit(self, layer):
+        gap = self.now - self.last[layer]
+        self.visits[layer] += 1
+        if self.visits[layer] > 1:
+            self.mean[layer] += (gap - self.mean[layer]) / min(self.visits[layer] + 1, 128)
+            self.gaps.append((gap, 1.0))
+            self.counted += 1
+            if self.counted >= 64 * self.n:
+                self.counted //= 2
+                self.gaps = [(each, weight / 2) for each, weight in self.gaps]
+        self.last[layer] = self.now
+        self.gap[layer], self.back[layer] = self.mean[layer], self.now + self.mean[layer]
+        self.now += 1
+        if self.left not in (None, layer):
+            self.expect(self.left)
+        self.left = layer
+        if self.now >= self.look_at:
+            self.look_at = self.now + max(self.n, 32)
+            self.seen = list(self.gaps)
+            for other in range(self.n):
+                if other != layer:
+                    self.expect(other)
+
+    def expect(self, layer):
+        """As long as the gaps that were longer, by the last look; those of the same class are, where they were now."""
+        since = self.now - self.last[layer]
+        alike = [each for each in self.gaps if self.octave(each[0]) == self.octave(since)]
+        too = sum(gap * weight for gap, weight in alike) >= since * sum(weight for _, weight in alike)
+        longer = [
+            each for each in self.seen
+            if self.octave(each[0]) > self.octave(since) or (too and self.octave(each[0]) == self.octave(since))
+        ]  # fmt: skip
+        count = 1 + sum(weight for _, weight in longer)
+        whole = max((2 * since + sum(gap * weight for gap, weight in longer)) / count, self.mean[layer])
+        self.back[layer] = self.last[layer] + whole
+        share = min(16 / min(self.visits[layer] + 1, 128), 1) / count
+        self.gap[layer] = self.mean[layer] + (whole - self.mean[layer]) * share
+
+    def octave(self, gap):
+        """Classes of gaps, four to an octave."""
+        return (gap.bit_length(), gap >> (gap.bit_length() - 3) if gap >= 4 else gap)
+
+
+class History:
+    """What next_use says of itself, without a trick."""
+
+    def __init__(self, sizes):
+        self.sizes, self.open, self.usual = sizes, -1, 0.1
+        self.rounds, self.blends = Rounds(len(sizes)), [Blend(size) for size in sizes]
 
     def request(self, layer, key):
-        if layer != self.open or key in self.visits[layer][-1]:
+        blend = self.blends[layer]
+        if layer != self.open or key in blend.visits[-1]:
             self.open = layer
-            self.visits[layer].append(set())
-            self.fixed[layer] = list(self.weights)
-        self.learn(self.averages(self.visits[layer][:-1], key))
-        self.visits[layer][-1].add(key)
+            self.rounds.visit(layer)
+            blend.visit()
+        blend.pick(key, self.usual)
 
-    def averages(self, visits, key):
-        """Each over the weight that it has gathered."""
-        ages = [len(visits) - 1 - i for i, visit in enumerate(visits) if key in visit]
-        return [
-            sum(rate * (1 - rate) ** age for age in ages) / (1 - (1 - rate) ** len(visits)) if ages else 0.0
-            for rate in self.rates
-        ]
-
-    def learn(self, averages):
-        parts = [weight * average for weight, average in zip(self.weights, averages, strict=True)]
-        if sum(parts) == 0:
-            return
-        self.learnt = min(self.learnt + 1, self.longest)
-        for i, part in enumerate(parts):
-            self.weights[i] += (part / sum(parts) - self.weights[i]) / self.learnt
-
-    def chance(self, layer, key):
-        averages = self.averages(self.visits[layer], key)
-        return max(sum(w * a for w, a in zip(self.fixed.get(layer, self.weights), averages, strict=True)), LEAST)
+    def forget(self, layer, key):
+        """It left the cache: what is usual there is the chance of those that go."""
+        self.usual += (self.blends[layer].chance(key) - self.usual) / 256
 
     def distance(self, layer, key):
-        return (layer - self.open - 1) % self.n + 1 + self.n * (1 / self.chance(layer, key) - 1)
+        chance = max(self.blends[layer].chance(key), LEAST)
+        return self.rounds.back[layer] + self.rounds.gap[layer] * (1 / chance - 1)
 
     def picked(self, layer, key):
-        return tuple(key in visit for visit in self.visits[layer])
+        return tuple(key in visit for visit in self.blends[layer].visits)
 
 
 class Lfu:

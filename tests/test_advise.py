@@ -168,6 +168,8 @@ def test_layers_or_experts_of_another_model_are_refused_though_every_request_cou
     ):
         with pytest.raises(TraceError, match=why + ": is it that model's trace"):
             of_model(stored("other", layers, keys), layout)
+    with pytest.raises(TraceError, match="knows no layer 4"):  # a token asks for something in every layer
+        of_model(trace_of([[4 * layer, 4 * layer + 3] for layer in range(4)], [4] * 4), layout)
     declared = trace_of([[0, 1]], [32] * 6)  # no importer counts so: nothing asks for expert 31
     with pytest.raises(TraceError, match="is of 32 experts"):
         of_model(declared, layout)

@@ -18,13 +18,13 @@ WINDOW, LEADS, REST = 1024, 3, 6  # sampled requests; windows; windows
 
 
 def moody(count, seed=3):
-    """Traffic that stays with two layers for a while, among ten experts that change by one a token: lru's."""
+    """Traffic that stays with two layers for twenty tokens, among ten experts that change by two a token: lru's."""
     rng = np.random.default_rng(seed)
     asked = []
     for token in range(count):
-        first = 2 * (token // 200 % (LAYERS // 2))
+        first = 2 * (token // 20 % (LAYERS // 2))
         for turn in range(LAYERS):
-            asked.append((token + rng.permutation(10)[:2]) % EXPERTS + EXPERTS * (first + turn % 2))
+            asked.append((2 * token + rng.permutation(10)[:2]) % EXPERTS + EXPERTS * (first + turn % 2))
     return np.concatenate(asked).astype(np.int32)
 
 

@@ -81,7 +81,9 @@ EXT = {
     "policy": "lru lfu s3fifo sieve next_use",  # the registry: name -> implementation
     "lru": "policy",
     "rows": "",
-    "next_use": "policy rows",
+    "rounds": "",
+    "blend": "rows",
+    "next_use": "policy blend rounds rows",
     "order": "policy",
     "lfu": "policy order",
     "s3fifo": "policy order",

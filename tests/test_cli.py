@@ -1,5 +1,6 @@
 """The command line: what it prints, what it leaves behind, and how it exits."""
 
+import errno
 import hashlib
 import json
 import os
@@ -169,4 +170,4 @@ def test_a_full_output_is_one_line_and_an_exit_code(arguments):
     with open("/dev/full", "w") as full:
         failed = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert failed.returncode == 1
-    assert failed.stderr.count("\n") == 1 and failed.stderr.startswith("Error: ") and "No space" in failed.stderr
+    assert failed.stderr == f"Error: [Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}: standard output\n"

@@ -129,11 +129,23 @@ def test_sieve_gives_up_a_search_among_unread_guesses_and_goes_on_from_there():
     assert table.key_of(table.victim(0, GUESS)) == 100
 
 
+def apart(layers, experts, top_k, count, seed):
+    """The same, but half of the layers is left at half time, and now and then one is visited twice in a row."""
+    rng, keys = random.Random(seed), list(tokens(layers, experts, top_k, count, seed))
+    for at in range(0, len(keys), top_k):
+        layer = keys[at] // experts
+        if at > len(keys) // 2 and layer > layers // 2:
+            continue
+        for _ in range(1 + (rng.random() < 0.3)):
+            yield from keys[at : at + top_k]
+
+
+@pytest.mark.parametrize("traffic", [tokens, apart])
 @pytest.mark.parametrize("seed", range(3))
-def test_next_use_evicts_whose_next_use_is_expected_latest(seed):
+def test_next_use_evicts_whose_next_use_is_expected_latest(seed, traffic):
     layers, experts, slots = 5, 12, 23
-    cache, history, resident = Cache("next_use", layers, experts, slots), History(layers), set()
-    for key in tokens(layers, experts, 3, 60, seed):
+    cache, history, resident = Cache("next_use", layers, experts, slots), History([experts] * layers), set()
+    for key in traffic(layers, experts, 3, 120, seed):
         history.request(key // experts, key)
         if cache.ask(key):
             continue
@@ -142,6 +154,7 @@ def test_next_use_evicts_whose_next_use_is_expected_latest(seed):
             far = {each: history.distance(each // experts, each) for each in resident}
             assert far[gone] >= max(far.values()) * (1 - 1e-5), (gone, far)
             resident.remove(gone)
+            history.forget(gone // experts, gone)
         resident.add(key)
     assert len(resident) == slots and cache.table.check() == 0
 

@@ -25,7 +25,7 @@ class Switching(Machine):
     def switch(self, policy):
         order = sorted(self.slots.values(), key=lambda slot: slot.stamp)
         self.table.switch(policy, [slot.number for slot in order])
-        self.policy, self.history = policy, History(self.history.n)
+        self.policy, self.history = policy, History(self.history.sizes)
         self.reference = REFERENCES[policy](self.cls, self.size) if policy in REFERENCES else None
         for slot in order:
             slot.stamp = self.tick()

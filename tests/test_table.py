@@ -44,7 +44,7 @@ class Machine(RuleBasedStateMachine):
         self.size = self.table.slots_of()
         self.total = sum(slots[c] * 4096 * (c + 1) for c in range(len(slots))) + (sum(own) * slabs[0] if traded else 0)
         self.slots, self.clock, self.held = {}, 0, []  # by key; held: slots of live leases
-        self.history = History(len(layers))
+        self.history = History(layers)
         self.reference = REFERENCES[self.policy](self.cls, self.size) if self.policy in REFERENCES else None
 
     # ---- the model
@@ -78,7 +78,7 @@ class Machine(RuleBasedStateMachine):
             return
         far = {s.key: self.history.distance(self.layer[s.key], s.key) for s in candidates}
         most = max(far.values())
-        rounding = 0 if far[key] > self.history.n / LEAST / 2 else 1e-5 * most
+        rounding = 0 if far[key] > min(self.history.rounds.gap) / LEAST / 2 else 1e-5 * most
         assert far[key] >= most - rounding, "another one's next use is expected later"
         for other in candidates:  # a tie goes to the one that was asked for longest ago
             if far[other.key] == far[key]:
@@ -132,6 +132,7 @@ class Machine(RuleBasedStateMachine):
         return number >= 0
 
     def forget(self, key, evicted):
+        self.history.forget(self.layer[key], key)
         if self.reference:
             self.reference.forget(key, evicted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Any
@@ -30,7 +31,7 @@ class _Group(click.Group):
         try:
             return super().main(*args, **options)
         except OSError as error:
-            click.echo(f"Error: {error}", err=True)
+            click.echo(f"Error: {_said(error)}", err=True)
             sys.exit(1)
         finally:
             _drop_unwritten()
@@ -43,11 +44,19 @@ class _Group(click.Group):
         except (BrokenPipeError, ChildProcessError):
             raise
         except OSError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(_said(error)) from error
+
+
+def _said(error: OSError) -> str:
+    """Return its text; what has no room and names no file is stdout: whatever else is written is named."""
+    nameless = error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return f"{error}: standard output" if nameless else str(error)
 
 
 def _drop_unwritten() -> None:
     """Send what cannot be written to stdout nowhere: the interpreter would try again at its end, and complain."""
+    if sys.stdout is None:  # started with it closed
+        return
     try:
         sys.stdout.flush()
     except OSError:

@@ -7,7 +7,7 @@ import json
 import click
 
 from fastcache.cli.options import as_json
-from fastcache.cli.traces import read_as
+from fastcache.cli.traces import naming_scratch, read_as
 from fastcache.errors import FastcacheError
 from fastcache.traces.importers import FORMATS
 
@@ -28,7 +28,9 @@ def advise(model: str, trace: str, format: str | None, top_k: int | None, policy
     from fastcache.traces.advise import advise
 
     try:
-        advice = advise(model, read_as(trace, format, None, None), policy, top_k=top_k)
+        read = read_as(trace, format, None, None)
+        with naming_scratch():
+            advice = advise(model, read, policy, top_k=top_k)
     except FastcacheError:
         raise
     except ValueError as error:

@@ -54,7 +54,12 @@ def demo(
     from fastcache.demo import run
 
     budget_or_bytes = int(budget) if budget is not None and budget.isdecimal() else budget
-    with _scratch(directory, keep) as scratch, _progress() as progress, threadpool_limits(1):
+    asked_to_leave: list[int] = []
+    with (
+        _scratch(directory, keep, asked_to_leave) as scratch,
+        _progress(asked_to_leave) as progress,
+        threadpool_limits(1),
+    ):
         try:
             result = run(
                 scratch,
@@ -79,16 +84,22 @@ def demo(
 
 
 @contextlib.contextmanager
-def _scratch(directory: str | None, keep: bool) -> Iterator[Path]:
+def _scratch(directory: str | None, keep: bool, asked_to_leave: list[int]) -> Iterator[Path]:
     """Make a directory of our own inside `directory`, and remove it and what had to be made for it at the end.
 
-    Of a terminated run too. `keep` leaves it after a run that came to its end.
+    Of a terminated run too: SIGTERM is an exit that cleans up, and is written down in `asked_to_leave`. `keep` leaves
+    the directory after a run that came to its end.
     """
+
+    def leave(number: int, frame: object) -> None:
+        asked_to_leave.append(number)
+        raise SystemExit(128 + number)
+
     if directory is None:  # /tmp is often memory
         directory = "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()
     home = Path(directory).absolute()
     made = [path for path in (home, *home.parents) if not path.exists()]  # the innermost first
-    before = signal.signal(signal.SIGTERM, _leave)
+    before = signal.signal(signal.SIGTERM, leave)
     kept = False
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -107,19 +118,20 @@ def _scratch(directory: str | None, keep: bool) -> Iterator[Path]:
                     path.rmdir()
 
 
-def _leave(number: int, frame: object) -> None:
-    """Turn a signal into an exit that runs the clean-up."""
-    raise SystemExit(128 + number)
-
-
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Give a function of (stage, done, total) that draws one bar per stage, made when the stage first reports."""
+def _progress(asked_to_leave: list[int]) -> Iterator[Callable[[str, int, int], None]]:
+    """Give a function of (stage, done, total) that draws one bar per stage, made when the stage first reports.
+
+    It leaves where that was asked for: a signal that comes while a compiled module is imported raises into code that
+    forgets it.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     tasks: dict[str, TaskID] = {}
     with when_drawn(*columns) as shown:
 
         def draw(stage: str, done: int, total: int) -> None:
+            if asked_to_leave:
+                raise SystemExit(128 + asked_to_leave[0])
             if stage not in tasks:
                 tasks[stage] = shown().add_task(stage)
             shown().update(tasks[stage], completed=done, total=total)

@@ -8,7 +8,7 @@ from functools import partial
 
 import click
 
-from fastcache.cli.traces import naming_scratch, percent, read_as, trace_options, words
+from fastcache.cli.traces import naming_scratch, percent, policy_option, read_as, trace_options, words
 from fastcache.errors import FastcacheError
 from fastcache.outputs import check_output, refuse_other_kind, whole_file
 from fastcache.units import format_bytes
@@ -16,7 +16,7 @@ from fastcache.units import format_bytes
 
 @click.command(short_help="Compute miss-ratio curves of a routing trace.")
 @trace_options
-@click.option("--policy", "names", default="all", help="Names with commas between; all: every policy, and belady.")
+@policy_option
 @click.option("--points", type=click.IntRange(2, 1000), default=24, help="Capacities that are simulated.")
 @click.option(
     "--out", "outs", multiple=True, type=click.Path(dir_okay=False), help="A .json, .png or .svg. Repeatable."
@@ -28,7 +28,7 @@ def mrc(
     format: str | None,
     expert_bytes: int | None,
     top_k: int | None,
-    names: str,
+    names: tuple[str, ...],
     points: int,
     outs: tuple[str, ...],
     overwrite: bool,
@@ -54,7 +54,7 @@ def mrc(
                 refuse_other_kind(out, ours, f"{os.path.splitext(out)[1]} of this command")
         read = read_as(trace, format, expert_bytes, top_k)
         with naming_scratch():
-            curves = mrc(read, None if names == "all" else words(names, "--policy"), points)
+            curves = mrc(read, None if names == ("all",) else words(names, "--policy"), points)
         for out in pictures:
             plot(curves, out)
     except FastcacheError:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fastcache.cli.exact import show_exact
 from fastcache.cli.options import as_json
-from fastcache.cli.traces import naming_scratch, percent, read_as, trace_options, words
+from fastcache.cli.traces import naming_scratch, percent, policy_option, read_as, trace_options, words
 from fastcache.errors import FastcacheError
 from fastcache.traces.trace import Trace
 from fastcache.units import format_bytes
@@ -22,9 +22,11 @@ FRACTIONS = ("0.03", "0.05", "0.1", "0.15", "0.2")
 
 @click.command(short_help="Replay a routing trace through the store's policies.")
 @trace_options
-@click.option("--policy", "names", default="all", help="Names with commas between; all: every policy, and belady.")
-@click.option("--fractions", help=f"Shares of the pool of experts.  [default: {','.join(FRACTIONS)}]")
-@click.option("--slots", help="Numbers of experts, with commas between.")
+@policy_option
+@click.option(
+    "--fractions", multiple=True, help=f"Shares of the pool. Repeatable, as --slots.  [default: {','.join(FRACTIONS)}]"
+)
+@click.option("--slots", multiple=True, help="Numbers of experts, with commas between. Repeatable.")
 @click.option("--budget", "budgets", multiple=True, help="64GB, 8GiB, '25% of experts', '2 cycles', all. Repeatable.")
 @click.option(
     "--exact",
@@ -37,9 +39,9 @@ def replay(
     format: str | None,
     expert_bytes: int | None,
     top_k: int | None,
-    names: str,
-    fractions: str | None,
-    slots: str | None,
+    names: tuple[str, ...],
+    fractions: tuple[str, ...],
+    slots: tuple[str, ...],
     budgets: tuple[str, ...],
     exact: bool,
     as_json: bool,
@@ -52,7 +54,7 @@ def replay(
     With --exact, a recording is replayed at its own budget and policy; exit 1 if a decision or a counter differs.
     """
     if exact:
-        if names != "all" or fractions or slots or budgets or format or expert_bytes or top_k:
+        if names != ("all",) or fractions or slots or budgets or format or expert_bytes or top_k:
             raise click.UsageError("--exact replays a recording as it ran: it takes no other option but --json")
         show_exact(trace, as_json)
         return
@@ -65,7 +67,7 @@ def replay(
         rooms += [room.of_slots(read, _positive(number)) for number in words(slots, "--slots")]
         rooms += [room.of_budget(read, budget) for budget in budgets]
         rooms = rooms or [room.of_fraction(read, share) for share in FRACTIONS]
-        chosen = [*policies(), BELADY[0]] if names == "all" else words(names, "--policy")
+        chosen = [*policies(), BELADY[0]] if names == ("all",) else words(names, "--policy")
         with naming_scratch():
             rows = replay(read, chosen, rooms)
     except FastcacheError:

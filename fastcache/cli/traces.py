@@ -61,9 +61,21 @@ def percent(rate: float) -> str:
     return f"{100 * rate:.1f} %"
 
 
-def words(text: str | None, option: str) -> list[str]:
-    """Return what stands between commas; an option that is given and names nothing is refused, not ignored."""
-    found = [word.strip() for word in (text or "").split(",") if word.strip()]
-    if text is not None and not found:
-        raise click.UsageError(f"{option} {text!r} names nothing: give one or more, with commas between")
+def words(texts: tuple[str, ...], option: str) -> list[str]:
+    """Return what stands between commas in a repeatable option; one that names nothing is refused, not ignored."""
+    found = []
+    for text in texts:
+        named = [word.strip() for word in text.split(",") if word.strip()]
+        if not named:
+            raise click.UsageError(f"{option} {text!r} names nothing: give one or more, with commas between")
+        found += named
     return found
+
+
+policy_option = click.option(
+    "--policy",
+    "names",
+    multiple=True,
+    default=("all",),
+    help="Names with commas between; all: every policy, and belady. Repeatable.",
+)

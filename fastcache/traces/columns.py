@@ -46,7 +46,8 @@ class Column:
 
     def zeros(self, length: int) -> Array:
         """Return an array of that many zeros instead, to be written to in any order."""
-        self._file.truncate(length * self.dtype.itemsize)
+        if length:  # room that is not there is an error here, and no signal where it is first touched
+            os.posix_fallocate(self._file.fileno(), 0, length * self.dtype.itemsize)
         self.length = length
         return self.finish()
 

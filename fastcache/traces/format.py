@@ -1,7 +1,7 @@
 """fastcache's own trace format: a JSON header, then records of 8 bytes. docs/traces.md describes it.
 
 Owns the bytes: header, record layout, reader, writer. Events (kinds from FIRST_EVENT on) belong to the recorder; all
-but PHASE are skipped here. Imports errors and NumPy.
+but PHASE are skipped here. Imports errors, outputs and NumPy.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fastcache.errors import TraceError
+from fastcache.outputs import whole_file
 from fastcache.traces.columns import Batches
 from fastcache.traces.missing import missing
 from fastcache.traces.spool import regular, stem
@@ -275,7 +276,7 @@ class _Reader:
 
 
 def write_trace(trace: Trace, path: str | os.PathLike[str], run: Mapping[str, Any] | None = None) -> None:
-    """Write a trace in our format; what each request was live is marked "not known".
+    """Write a trace in our format, whole or not at all; what each request was live is marked "not known".
 
     Parameters
     ----------
@@ -299,7 +300,7 @@ def write_trace(trace: Trace, path: str | os.PathLike[str], run: Mapping[str, An
     )
     step = BLOCK // 4
     now = np.asarray([0, -1])
-    with open(path, "wb") as file:
+    with whole_file(path) as file:
         file.write(pack_header(header))
         for i in range(0, len(trace.phase), step):
             edges = np.asarray(trace.batches[i : i + step + 1])

@@ -56,7 +56,7 @@ def of_model(trace: Trace, layout: Layout) -> Trace:
         if here:
             new[edges[i] : edges[i] + here] = first[number] + np.arange(here)
     without = sorted(set(layout.layers) - {number for number, _ in trace.layers})
-    if without and not guessed:
+    if without and trace.requests:
         raise _other(trace, f"knows no layer {without[0]}, in which the model has experts")
     with Column(np.int32) as column:
         for start in range(0, trace.requests, BLOCK):

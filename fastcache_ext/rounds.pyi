@@ -1,0 +1,1 @@
+"""Compiled only: nothing here is for Python."""
