@@ -52,7 +52,7 @@ def test_help_is_the_docstring_and_runs_nothing(helped, script):
 
 def test_every_file_of_bench_is_a_script_or_is_imported_or_collected():
     """A script without the usual last lines would be missed above."""
-    modules = {"machine", "shards", "workloads"}
+    modules = {"machine", "shards", "traffic", "workloads"}
     for path in set(BENCH.glob("*.py")) - set(SCRIPTS):
         assert path.stem in modules or path.stem.startswith(("test_", "bench_")), path
         assert "sys.argv[1" not in path.read_text()

@@ -34,7 +34,7 @@ OPTIMIZED = bool(TINY)
 LOOK = """
 import json
 from fastcache_ext import built, tiny
-print(json.dumps([built.KIND, built.FLAGS.split()[-1], tiny.OPTIMIZED]))
+print(json.dumps([built.KIND, *[flag for flag in built.FLAGS.split() if flag.startswith("-O")], tiny.OPTIMIZED]))
 """
 RELEASE, QUICK = ["release", "-O2", True], ["quick", "-O0", False]
 
