@@ -18,7 +18,7 @@ from fastcache_ext.threads cimport pthread_cond_signal, pthread_mutex_destroy, p
 cdef enum:
     WHOLE = 1024            # a pool that is sampled whole; of larger ones an eighth is, or less:
     TRACKED = 4096          # experts that are sampled at most
-    BYTES = 32              # per expert of the pool, that all of this takes at most; but one in SPARSE of a MIDDLING pool is sampled
+    BYTES = 32              # per expert of the pool, for all of this; but one in SPARSE of a MIDDLING pool is sampled at the least
     SPARSE = 16
     PER_KEY = 76            # bytes that five ghosts and the stack take per sampled expert,
     PER_SLOT = 205          # per slot for it,
