@@ -106,8 +106,6 @@ cdef int sample(fc_ghosts *g, int32_t n_layers, const int32_t *layer_first, cons
     free(order)
     g.pool = <int32_t>seen
     g.tracked = taken
-    for i in range(n_classes):
-        g.slots += slots[i]
     i = shape_init(&g.shape, n_layers, per_layer, n_classes, slots, keys, sampled)
     free(per_layer)
     g.open_keys = <int32_t *>calloc(last + 1, sizeof(int32_t))
@@ -128,15 +126,15 @@ cdef fc_ghosts *ghosts_new(int32_t n_layers, const int32_t *layer_first, const u
                            int32_t n_classes, const int32_t *slots, const int32_t *kinds, int32_t n_kinds,
                            int32_t every) noexcept nogil:
     cdef fc_ghosts *g = <fc_ghosts *>calloc(1, sizeof(fc_ghosts))
-    cdef int32_t k, i, pool = 0, held = 0, n_keys = layer_first[n_layers]
+    cdef int32_t k, i, pool = 0, n_keys = layer_first[n_layers]
     if g == NULL:
         return NULL
     pthread_mutex_init(&g.busy, NULL)
     for k in range(n_keys):
         pool += cacheable(k, cls_of, span, n_classes)
     for i in range(n_classes):
-        held += slots[i]
-    g.every = every if every > 0 else one_in(pool, min(held, pool), n_layers)
+        g.slots += slots[i]
+    g.every = every if every > 0 else one_in(pool, <int32_t>min(g.slots, <int64_t>pool), n_layers)
     g.room = ring_of(pool, g.every)
     g.layer = g.open_layer = -1
     g.until_halved = HALVING

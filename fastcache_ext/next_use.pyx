@@ -58,6 +58,11 @@ ctypedef struct nu_state:
     int32_t *at             # [longest row] for searches
 
 
+cdef inline int32_t blocks_of(int32_t experts) noexcept nogil:
+    """Of the row of a layer with so many."""
+    return (experts + 4 * FC_BLOCKS - 1) // (4 * FC_BLOCKS) * FC_BLOCKS
+
+
 cdef int next_use_init(fc_policy *p) noexcept nogil:
     cdef nu_state *u = <nu_state *>calloc(1, sizeof(nu_state))
     cdef int32_t i, j, n = p.v.n_layers, sets = 2 * p.v.n_classes, longest = 0, total = 0, size
@@ -79,8 +84,7 @@ cdef int next_use_init(fc_policy *p) noexcept nogil:
         destroy(p)
         return -ENOMEM
     for i in range(n):
-        size = p.v.layer_first[i + 1] - p.v.layer_first[i]
-        size = (size + 4 * FC_BLOCKS - 1) // (4 * FC_BLOCKS) * FC_BLOCKS
+        size = blocks_of(p.v.layer_first[i + 1] - p.v.layer_first[i])
         total += size
         longest = max(longest, 4 * size)
     u.at = <int32_t *>calloc(longest + 1, sizeof(int32_t))
@@ -95,7 +99,7 @@ cdef int next_use_init(fc_policy *p) noexcept nogil:
     total = 0
     for i in range(n):
         size = p.v.layer_first[i + 1] - p.v.layer_first[i]
-        blend_init(&u.layers[i], u.rows + total * FC_ROW, (size + 4 * FC_BLOCKS - 1) // (4 * FC_BLOCKS) * FC_BLOCKS, size)
+        blend_init(&u.layers[i], u.rows + total * FC_ROW, blocks_of(size), size)
         total += u.layers[i].blocks
     for i in range(sets * n):
         u.least[i].key = NOBODY

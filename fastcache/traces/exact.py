@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from fastcache.errors import TraceError
-from fastcache.traces.format import RECORD, Header, open_records
+from fastcache.traces.format import BATCH, GUESS, RECORD, Header, open_records
+from fastcache.traces.missing import END
 from fastcache.traces.trace import PHASES, Array
 from fastcache_ext.replay import Replay
 
-BATCH, COUNTER, END = 2, 28, 29
-GUESS = 1  # flags of a BATCH
+COUNTER = 28
 ENDS = {1: "stopped", 2: "closed", 3: "max_bytes"}
 KINDS = {
     1: "TOKEN", 2: "BATCH", 3: "REQUEST", 4: "SINGLE", 16: "LANDED", 17: "EVICTED", 18: "LEASED", 19: "RELEASED",
