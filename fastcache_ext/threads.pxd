@@ -41,13 +41,13 @@ cdef extern from *:
     static inline int fc_set_ioprio(int value) {                    /* of the calling thread; 0 or a positive errno */
         return syscall(SYS_ioprio_set, 1, 0, value) < 0 ? errno : 0; }
     static inline int fc_get_ioprio(void) { return (int)syscall(SYS_ioprio_get, 1, 0); }
-    static inline int fc_join_until(pthread_t t, int64_t timeout_ns) {
-        struct timespec d;
+    static inline int fc_join_until(pthread_t t, int64_t timeout_ns) {      /* pthread_timedjoin_np counts on a clock that steps */
+        struct timespec nap = {0, 50000}; int64_t end; int rc;
         if (timeout_ns < 0) return pthread_join(t, 0);
-        clock_gettime(CLOCK_REALTIME, &d);
-        d.tv_sec += timeout_ns / 1000000000; d.tv_nsec += timeout_ns % 1000000000;
-        if (d.tv_nsec >= 1000000000) { d.tv_sec++; d.tv_nsec -= 1000000000; }
-        return pthread_timedjoin_np(t, 0, &d); }
+        for (end = fc_now_ns() + timeout_ns; (rc = pthread_tryjoin_np(t, 0)) == EBUSY; nanosleep(&nap, 0)) {
+            if (fc_now_ns() >= end) return ETIMEDOUT;
+            if (nap.tv_nsec < 1000000) nap.tv_nsec *= 2; }
+        return rc; }
     """
     ctypedef struct pthread_mutex_t:
         pass
