@@ -9,6 +9,7 @@ import fcntl
 import functools
 import random
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -73,6 +74,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if (mark := item.get_closest_marker("alone")) and "clock" in mark.args[0]:
+            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun="AssertionError"))  # a stall of the machine is rare
     if OPENED in config.stash:
         items.sort(key=alone)  # last, so that none waits for the end of a long one elsewhere
 
@@ -89,6 +93,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         fcntl.flock(field, fcntl.LOCK_UN)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Say at once what failed: a run that is cut off later has no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid} ({report.when}): {report.longreprtext}", file=sys.__stderr__, flush=True)
 
 
 def alone(item: pytest.Item) -> bool:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -13,24 +14,31 @@ class Gate:
         """Run Python with `arguments` until it says `ready`; skip the test, with the reason, where it cannot."""
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         self.process = subprocess.Popen([sys.executable, *arguments], **pipes)
+        self.one_at_a_time = threading.Lock()  # a timer may let go while the test's end does
         if self.process.stdout.readline() != ready:
             pytest.skip(f"{what}: {self.process.communicate()[1].decode().strip()}")
         return self
 
     def say(self, word, answer):
-        self.process.stdin.write(word)
-        self.process.stdin.flush()
-        while self.process.stdout.readline() != answer:
-            pass
+        with self.one_at_a_time:
+            self.process.stdin.write(word)
+            self.process.stdin.flush()
+            while (line := self.process.stdout.readline()) != answer:
+                assert line, "the process that holds reads has ended"
 
     def hold(self):
         self.say(b"h", b"holding\n")
 
     def let_go(self):
-        self.say(b"p", b"passing\n")
+        if not self.process.stdin.closed:  # ended: nothing is held
+            self.say(b"p", b"passing\n")
 
     def wait_for_one(self):
         assert self.process.stdout.readline() == b"held\n"
 
     def end(self):
-        self.process.communicate()
+        with self.one_at_a_time:
+            try:
+                self.process.communicate(timeout=20)
+            finally:
+                self.process.kill()
