@@ -1,5 +1,5 @@
 # Atomics: the GCC builtins by name, and nothing else. Used by every module that shares memory with a native thread.
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 cdef extern from *:
     """
@@ -23,6 +23,9 @@ cdef extern from *:
         __atomic_store_n(p, __atomic_load_n(p, __ATOMIC_RELAXED) + v, __ATOMIC_RELAXED); }
     static inline int64_t fc_peek64(const int64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
     static inline void fc_poke64(int64_t *p, int64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+    /* of a queue with one writer at a time and one reader at a time: what was written before the store is seen after the load */
+    static inline uint32_t fc_acquire32(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+    static inline void fc_release32(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
     static inline void fc_fence_release(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
     static inline void fc_fence_acquire(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
     """
@@ -41,5 +44,7 @@ cdef extern from *:
     void fc_bump64(int64_t *p, int64_t v) noexcept nogil
     int64_t fc_peek64(const int64_t *p) noexcept nogil
     void fc_poke64(int64_t *p, int64_t v) noexcept nogil
+    uint32_t fc_acquire32(const uint32_t *p) noexcept nogil
+    void fc_release32(uint32_t *p, uint32_t v) noexcept nogil
     void fc_fence_release() noexcept nogil
     void fc_fence_acquire() noexcept nogil

@@ -7,7 +7,7 @@ from libc.stdint cimport int32_t, uint16_t
 from libc.stdlib cimport calloc, free
 
 from fastcache_ext.arena cimport arena_ref, arena_unref, fc_arena
-from fastcache_ext.ghosts cimport fc_ghosts, ghosts_digest, ghosts_take, ghosts_used
+from fastcache_ext.ghosts cimport GHOSTS_PIECE, fc_ghosts, ghosts_digest, ghosts_take, ghosts_used
 from fastcache_ext.ioqueue cimport FC_ECLOSED
 from fastcache_ext.monitor cimport fc_core
 from fastcache_ext.policy cimport fc_policy, policy_init
@@ -16,24 +16,21 @@ from fastcache_ext.table cimport fc_table, table_switch
 from fastcache_ext.threads cimport pthread_mutex_lock, pthread_mutex_unlock
 
 cdef enum:
-    PIECE = 1024            # entries between two looks at anything else
     AGES = 1 << 16          # visits that an expert's tag can tell apart
 
 
 cdef void ghosts_work(fc_core *c, bint everything) noexcept nogil:
     cdef fc_ghosts *g = c.ghosts
-    cdef uint16_t entries[PIECE]
+    cdef uint16_t entries[GHOSTS_PIECE]
     cdef int n, wanted
     pthread_mutex_lock(&g.busy)
     while True:
-        pthread_mutex_lock(&c.mutex)
-        n = ghosts_take(g, entries, PIECE)
-        pthread_mutex_unlock(&c.mutex)
+        n = ghosts_take(g, entries, GHOSTS_PIECE)
         wanted = ghosts_digest(g, entries, n)
         if wanted >= 0 and core_switch(c, wanted) == 0:
             g.switches += 1
             ghosts_used(g, wanted)
-        if n < PIECE or not everything:
+        if n < GHOSTS_PIECE or not everything:
             break
     pthread_mutex_unlock(&g.busy)
 

@@ -3,13 +3,14 @@
 # elsewhere and later, under `busy`.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
 
+from fastcache_ext.atomics cimport fc_acquire32, fc_release32
 from fastcache_ext.ghost cimport fc_ghost, fc_shape
 from fastcache_ext.stack cimport fc_stack
-from fastcache_ext.threads cimport pthread_cond_t, pthread_mutex_t
+from fastcache_ext.threads cimport pthread_cond_signal, pthread_cond_t, pthread_mutex_t
 
 cdef enum:
     MAX_GHOSTS = 8
-    RING_WAKE = 1024        # entries that are worth waking the worker for
+    GHOSTS_PIECE = 1024     # entries that are digested between two looks at anything else
     VISIT = 0x8000          # in an entry: a visit of this layer begins
 
 ctypedef struct fc_tag:
@@ -24,11 +25,12 @@ ctypedef struct fc_ghosts:
     uint8_t told            # 1: its beginning stands in the ring
     uint16_t *ring          # [room] a sampled expert's number, or VISIT | layer
     uint32_t room           # a power of two
-    uint32_t head           # entries put, modulo 2^32
-    uint32_t tail           # entries taken
+    uint32_t head           # entries put, modulo 2^32; who takes them reads it without the mutex
+    uint32_t tail           # entries taken; written by who takes them, under busy
     int64_t heard           # requests
     int64_t lost            # of those, what the ghosts should have known and found the ring full
-    pthread_cond_t *wake    # who takes entries waits here
+    uint8_t asleep          # 1: who takes entries waits at `wake`, and does not look by itself
+    pthread_cond_t *wake
     # digested; under busy
     pthread_mutex_t busy
     int32_t every           # one expert in so many is sampled
@@ -65,7 +67,7 @@ cdef fc_ghosts *ghosts_new(int32_t n_layers, const int32_t *layer_first, const u
                            int32_t n_classes, const int32_t *slots, const int32_t *kinds, int32_t n_kinds,
                            int32_t every) noexcept nogil
 cdef void ghosts_free(fc_ghosts *g) noexcept nogil
-# Take up to `room` entries out of the ring; the store's mutex is held.
+# Take up to `room` entries out of the ring; `busy` is held, the store's mutex need not be.
 cdef int ghosts_take(fc_ghosts *g, uint16_t *out, int room) noexcept nogil
 # Serve them; `busy` is held, the store's mutex is not. Returns the policy to change to, or -1.
 cdef int ghosts_digest(fc_ghosts *g, const uint16_t *entries, int n) noexcept nogil
@@ -73,11 +75,28 @@ cdef int ghosts_digest(fc_ghosts *g, const uint16_t *entries, int n) noexcept no
 cdef void ghosts_used(fc_ghosts *g, int kind) noexcept nogil
 cdef int ghosts_check(fc_ghosts *g) noexcept nogil
 
-cdef inline bint ghosts_wait(const fc_ghosts *g) noexcept nogil:
-    return g != NULL and g.head - g.tail >= RING_WAKE
+cdef inline uint32_t ghosts_waiting(const fc_ghosts *g) noexcept nogil:
+    """How many entries are in the ring."""
+    return fc_acquire32(&g.head) - fc_acquire32(&g.tail)
 
 # Put into the ring what the ghosts have to know of a request: that a visit begins, and a sampled expert's rank - 1.
-cdef void ghosts_tell(fc_ghosts *g, int32_t layer, uint16_t rank) noexcept nogil
+cdef inline void ghosts_tell(fc_ghosts *g, int32_t layer, uint16_t rank) noexcept nogil:
+    cdef uint32_t head = g.head
+    if head - fc_acquire32(&g.tail) > g.room - 2:       # no room for a visit and an expert
+        g.lost += 1
+        g.told = 0                      # what comes next is a visit of its own
+        return
+    if not g.told:
+        g.told = 1
+        g.ring[head & (g.room - 1)] = <uint16_t>(VISIT | layer)
+        head += 1
+    if rank > 0:
+        g.ring[head & (g.room - 1)] = <uint16_t>(rank - 1)
+        head += 1
+    fc_release32(&g.head, head)
+    if g.asleep:                        # seldom: to wake a thread costs as much as a hundred hits
+        g.asleep = 0
+        pthread_cond_signal(g.wake)
 
 # A demand for `key`, in request order; the store's mutex is held. The tags depend on nothing but the requests so far.
 cdef inline void ghosts_hear(fc_ghosts *g, int32_t key, int32_t layer) noexcept nogil:

@@ -5,15 +5,16 @@ should; a pool of up to WHOLE experts whole, of larger ones as many as BYTES per
 the traffic: while the ring is full requests are lost, and counted, and the next one begins a new visit.
 The choice: a window of sampled requests gives every ghost a hit rate, halved into what was before. The policy in use is replaced
 when another is ahead of it by the margin in LEADS windows in a row, and not within REST windows of the last switch.
-May import libc, ghost, stack and threads.
+May import libc, atomics, ghost, stack and threads.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, qsort
 from libc.string cimport memcpy
 
+from fastcache_ext.atomics cimport fc_release32
 from fastcache_ext.ghost cimport GHOST_CLASSES, ghost_check, ghost_destroy, ghost_init, ghost_visit, shape_destroy, shape_init
 from fastcache_ext.stack cimport STACK_MAX_KEYS, stack_ask, stack_destroy, stack_halve, stack_init
-from fastcache_ext.threads cimport pthread_cond_signal, pthread_mutex_destroy, pthread_mutex_init
+from fastcache_ext.threads cimport pthread_mutex_destroy, pthread_mutex_init
 
 cdef enum:
     WHOLE = 1024            # a pool that is sampled whole; of larger ones an eighth is, or less:
@@ -137,6 +138,7 @@ cdef fc_ghosts *ghosts_new(int32_t n_layers, const int32_t *layer_first, const u
     g.every = every if every > 0 else one_in(pool, <int32_t>min(g.slots, <int64_t>pool), n_layers)
     g.room = ring_of(pool, g.every)
     g.layer = g.open_layer = -1
+    g.asleep = 1
     g.until_halved = HALVING
     g.tags = <fc_tag *>calloc(n_keys + 1, sizeof(fc_tag))
     g.ring = <uint16_t *>calloc(g.room, sizeof(uint16_t))
@@ -172,32 +174,13 @@ cdef void ghosts_free(fc_ghosts *g) noexcept nogil:
     free(g)
 
 
-cdef inline void put(fc_ghosts *g, uint16_t entry) noexcept nogil:
-    g.ring[g.head & (g.room - 1)] = entry
-    g.head += 1
-    if g.head - g.tail == RING_WAKE:
-        pthread_cond_signal(g.wake)
-
-
-cdef void ghosts_tell(fc_ghosts *g, int32_t layer, uint16_t rank) noexcept nogil:
-    if g.head - g.tail > g.room - 2:      # no room for a visit and an expert
-        g.lost += 1
-        g.told = 0                      # what comes next is a visit of its own
-        return
-    if not g.told:
-        g.told = 1
-        put(g, <uint16_t>(VISIT | layer))
-    if rank > 0:
-        put(g, <uint16_t>(rank - 1))
-
-
 cdef int ghosts_take(fc_ghosts *g, uint16_t *out, int room) noexcept nogil:
     cdef uint32_t at = g.tail & (g.room - 1)
-    cdef uint32_t n = min(g.head - g.tail, <uint32_t>room)
+    cdef uint32_t n = min(ghosts_waiting(g), <uint32_t>room)
     cdef uint32_t straight = min(n, g.room - at)
     memcpy(out, &g.ring[at], straight * sizeof(uint16_t))
     memcpy(out + straight, g.ring, (n - straight) * sizeof(uint16_t))
-    g.tail += n
+    fc_release32(&g.tail, g.tail + n)
     return <int>n
 
 

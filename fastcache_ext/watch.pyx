@@ -11,14 +11,12 @@ from fastcache_ext.policy import NAMES as POLICIES
 from fastcache_ext.auto cimport core_switch, ghosts_work
 from fastcache_ext.core cimport Core
 from fastcache_ext.ghosts cimport (
-    MAX_GHOSTS, fc_ghosts, ghosts_check, ghosts_digest, ghosts_free, ghosts_hear, ghosts_new, ghosts_take, ghosts_used,
+    GHOSTS_PIECE, MAX_GHOSTS, fc_ghosts, ghosts_check, ghosts_digest, ghosts_free, ghosts_hear, ghosts_new, ghosts_take,
+    ghosts_used,
 )
 from fastcache_ext.threads cimport (
     fc_cond_init, pthread_cond_destroy, pthread_cond_t, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
 )
-
-cdef enum:
-    PIECE = 1024            # entries that are digested at once
 
 cdef dict KINDS = {kind: name for name, kind in POLICIES.items()}
 
@@ -166,10 +164,10 @@ cdef class Watch:
             self.digest()
 
     cdef int digest(self) except -1:
-        cdef uint16_t entries[PIECE]
-        cdef int n = PIECE, wanted
-        while n == PIECE:
-            n = ghosts_take(self.g, entries, PIECE)
+        cdef uint16_t entries[GHOSTS_PIECE]
+        cdef int n = GHOSTS_PIECE, wanted
+        while n == GHOSTS_PIECE:
+            n = ghosts_take(self.g, entries, GHOSTS_PIECE)
             wanted = ghosts_digest(self.g, entries, n)
             if wanted >= 0:
                 self.switches.append((self.g.heard, KINDS[wanted]))

@@ -11,7 +11,9 @@ ctypedef struct fc_worker:
     fc_uring *ring          # or NULL; touched under the core's mutex alone, so that it can be taken away
     int32_t register_       # 1: offer the pieces to the ring
     int32_t mlock           # 1: mlock what is not registered
-    int64_t rest_until_ns   # its own: before, it serves no ghost
+    int64_t look_ns         # its own, as the next two: when it looks again what the ghosts have heard,
+    int64_t rest_until_ns   # before when it serves them nothing,
+    int32_t idle_looks      # and in how many looks in a row there was nothing
     int32_t stop            # atomic
     int32_t started
     int32_t settled         # atomic: 1 once the arena is populated, locked and registered as far as it will be

@@ -7,7 +7,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from fastcache_ext.arena cimport arena_lock, arena_populate, fc_arena
 from fastcache_ext.atomics cimport fc_load32, fc_store32
 from fastcache_ext.auto cimport ghosts_work
-from fastcache_ext.ghosts cimport ghosts_wait
+from fastcache_ext.ghosts cimport GHOSTS_PIECE, fc_ghosts, ghosts_waiting
 from fastcache_ext.landing cimport move_some
 from fastcache_ext.threads cimport *
 from fastcache_ext.uring cimport uring_kick, uring_offer, uring_registered
@@ -17,12 +17,14 @@ cdef int64_t PAUSE_NS = 20000000        # between two looks at the ring's regist
 cdef int REGISTRATION_LOOKS = 250
 cdef int64_t NEVER = 0x7FFFFFFFFFFFFFFF
 cdef int64_t GHOST_SHARE = 20           # ghosts get one part in so many of a processor's time
+cdef int64_t LOOK_NS = 4000000          # between two looks at what they have heard, while there is any
+cdef int IDLE_LOOKS = 100
 cdef int64_t SAVED_NS = 400000000       # and what they have not used of this long is theirs at once
 
 
 cdef int64_t ghosts_from(const fc_worker *w) noexcept nogil:
-    """When there is something for the ghosts to do: a monotonic time, or NEVER. The mutex is held."""
-    return w.rest_until_ns if ghosts_wait(w.core.ghosts) else NEVER
+    """When to look what the ghosts have heard: a monotonic time, or NEVER, for whom they wake. The mutex is held."""
+    return NEVER if w.core.ghosts == NULL or w.core.ghosts.asleep else w.look_ns
 
 
 cdef int nap(fc_worker *w, int64_t until) noexcept nogil:
@@ -42,20 +44,32 @@ cdef int nap(fc_worker *w, int64_t until) noexcept nogil:
     return fc_load32(&w.stop)
 
 
+cdef void doze(fc_worker *w) noexcept nogil:
+    """Nothing was asked for in a while: look no more until something is."""
+    cdef fc_ghosts *g = w.core.ghosts
+    pthread_mutex_lock(&w.core.mutex)
+    g.asleep = ghosts_waiting(g) == 0
+    pthread_mutex_unlock(&w.core.mutex)
+
+
 cdef bint haunt(fc_worker *w) noexcept nogil:
     """Serve a piece of the traffic to the ghosts, unless they have had their share of the time. False: nothing to do."""
+    cdef fc_ghosts *g = w.core.ghosts
     cdef int64_t start = fc_now_ns(), now
-    cdef bint due
-    if w.core.ghosts == NULL:
+    if g == NULL or start < w.look_ns:
         return False
-    pthread_mutex_lock(&w.core.mutex)
-    due = ghosts_from(w) <= start
-    pthread_mutex_unlock(&w.core.mutex)
-    if due:
-        ghosts_work(w.core, False)
-        now = fc_now_ns()
-        w.rest_until_ns = max(w.rest_until_ns, now - SAVED_NS) + GHOST_SHARE * (now - start)
-    return due
+    if ghosts_waiting(g) == 0:
+        w.look_ns = start + LOOK_NS
+        w.idle_looks += 1
+        if w.idle_looks >= IDLE_LOOKS:
+            doze(w)
+        return False
+    w.idle_looks = 0
+    ghosts_work(w.core, False)
+    now = fc_now_ns()
+    w.rest_until_ns = max(w.rest_until_ns, now - SAVED_NS) + GHOST_SHARE * (now - start)
+    w.look_ns = max(w.rest_until_ns, now if ghosts_waiting(g) >= GHOSTS_PIECE else now + LOOK_NS)
+    return True
 
 
 cdef bint chores(fc_worker *w) noexcept nogil:

@@ -3,6 +3,8 @@
 import itertools
 import json
 import os
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from test_ghost import lru_curve, simulate, tokens
 
 import fastcache
 from fastcache_ext.policy import NAMES
-from fastcache_ext.watch import Watch, check
+from fastcache_ext.watch import Watch, check, report
 
 LAYERS, EXPERTS, SLOTS = 8, 32, 25
 WINDOW, LEADS, REST = 1024, 3, 6  # sampled requests; windows; windows
@@ -189,6 +191,30 @@ def test_a_store_without_slots_has_nothing_to_sample(disk):
         assert store.describe()["policy"]["used"] == "next_use"
         store.acquire(0, 0).release()
         assert store.mrc().policies.get("next_use", 0.0) == 0.0
+
+
+def test_its_thread_sleeps_while_nothing_is_asked_for_and_serves_what_comes_after(disk):
+    def naps():
+        return sum(
+            int(line.split()[1])
+            for task in Path("/proc/self/task").iterdir()
+            if (task / "comm").read_text().startswith("fastcache-work")
+            for line in (task / "status").read_text().splitlines()
+            if line.startswith("voluntary_ctxt_switches")
+        )
+
+    def asleep():
+        before = naps()
+        time.sleep(0.05)  # a dozen looks of one that is awake
+        return naps() == before > 0
+
+    with open_store(disk, ghosts=True) as store:
+        for _ in range(3):
+            served = report(store)["sampled"]
+            for expert in [*range(4)] * 3:
+                store.acquire(0, expert).release()
+            until(lambda served=served: report(store)["sampled"] >= served + 8, "all visits but the open one")
+            until(asleep, "the end of its looks")
 
 
 def test_a_forked_child_is_refused(disk):
