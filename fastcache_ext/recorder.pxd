@@ -71,7 +71,7 @@ ctypedef struct fc_recorder:
     uint64_t *ring          # [capacity]
     int64_t capacity
     int64_t granted         # records put so far, plus those up to `end`
-    int64_t drained         # records that the thread has written
+    int64_t drained         # records that the thread has written: atomic
     int64_t limit           # records that fit into the file
     int64_t skip            # requests of a batch for which there was no room
     int64_t gap             # records lost since the last one that was put
@@ -79,13 +79,12 @@ ctypedef struct fc_recorder:
     int64_t start           # bytes of the file's header
     int64_t exact_at        # bytes: where the header says true or false
     int32_t exact           # 0: the recording began after requests, or lost records
-    int32_t wake
     int32_t ended           # FC_ENDED_*
     int32_t over            # the thread has nothing left to do
     int32_t error           # 0, or the positive errno that ended it
     int32_t fd
     int32_t joined
-    pthread_cond_t work     # the thread waits here
+    int32_t bell            # a futex: 1 when the thread should look now
     pthread_cond_t done     # who waits for the thread waits here
     pthread_t thread
     int64_t final[FC_PHASES][N_COUNTERS]        # the counters when it ended

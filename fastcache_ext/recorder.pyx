@@ -2,8 +2,8 @@
 
 Whoever records never waits for the file: where the ring is full, records are lost, counted and marked by a GAP. Batches are lost
 whole, so that what the file says is always well formed. Ends are found at a moment when the mutex is free, so that the counters at
-the end of the file belong to exactly the records before them. Knows no table, no read, no Python. May import libc, posix, counters,
-policy and threads.
+the end of the file belong to exactly the records before them. Knows no table, no read, no Python. May import libc, posix, atomics,
+counters, policy and threads.
 """
 from libc.errno cimport EBUSY, EFBIG, EINTR, EIO, ENOMEM, ETIMEDOUT, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
@@ -11,6 +11,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 from posix.unistd cimport close, ftruncate, pwrite, write
 
+from fastcache_ext.atomics cimport fc_load64, fc_store64, fc_swap32
 from fastcache_ext.counters cimport FC_PHASES, N_COUNTERS, fc_counters
 from fastcache_ext.threads cimport *
 
@@ -25,10 +26,10 @@ cdef extern from *:
 
 cdef enum:
     HUGE = 1 << 21              # bytes
-    SEGMENT = 1 << 15           # records between two wake-ups of the thread, in a ring that is large enough
+    SEGMENT = 1 << 15           # records for which there is room at once, in a ring that is large enough
 
 cdef int64_t MOST = 0x7FFFFFFF          # of a record's value
-cdef int64_t FLUSH_NS = 100000000       # what a process that dies loses at most
+cdef int64_t LOOK_NS = 20000000         # between two looks of the thread; what a process that dies loses at most
 
 
 # ---- under the mutex
@@ -36,7 +37,7 @@ cdef int64_t FLUSH_NS = 100000000       # what a process that dies loses at most
 cdef inline int64_t free_records(const fc_recorder *r) noexcept nogil:
     """Records that can be put now."""
     cdef int64_t head = recorder_head(r)
-    return min(r.capacity - (head - r.drained), r.limit - head)
+    return min(r.capacity - (head - fc_load64(&r.drained)), r.limit - head)
 
 
 cdef inline int64_t reserve(const fc_recorder *r) noexcept nogil:
@@ -44,9 +45,9 @@ cdef inline int64_t reserve(const fc_recorder *r) noexcept nogil:
     return min(r.limit // 4, <int64_t>SEGMENT)
 
 
-cdef inline void wake(fc_recorder *r) noexcept nogil:
-    r.wake = 1
-    pthread_cond_signal(&r.work)
+cdef inline void ring(fc_recorder *r) noexcept nogil:
+    if fc_swap32(&r.bell, 1) == 0:
+        fc_futex_wake(&r.bell)
 
 
 cdef void grant(fc_recorder *r) noexcept nogil:
@@ -60,7 +61,8 @@ cdef void grant(fc_recorder *r) noexcept nogil:
     r.at = r.ring + head % r.capacity
     r.end = r.at + n
     r.granted += n
-    wake(r)
+    if r.granted - fc_load64(&r.drained) > r.capacity // 2:
+        ring(r)                         # else it looks by itself: to wake it costs as much as a hundred hits
 
 
 cdef inline void push(fc_recorder *r, uint64_t rec) noexcept nogil:
@@ -123,7 +125,7 @@ cdef void recorder_end(fc_recorder *r, int why) noexcept nogil:
     memcpy(r.final, r.counters.rows, sizeof(r.final))
     r.place[0] = NULL
     r.witness_place[0] = NULL
-    wake(r)
+    ring(r)
 
 
 # ---- the thread
@@ -161,38 +163,37 @@ cdef int write_trailer(fc_recorder *r) noexcept nogil:
 
 
 cdef int drain(fc_recorder *r, int64_t head) noexcept nogil:
-    """Write the records before `head`. The mutex is held, and left while writing. 0 or a positive errno."""
-    cdef int64_t to
+    """Write the records before `head`. 0 or a positive errno."""
+    cdef int64_t at = fc_load64(&r.drained), to
     cdef int rc = 0
-    while r.drained < head and rc == 0:
-        to = min(head, r.drained - r.drained % r.capacity + r.capacity)
-        pthread_mutex_unlock(r.mutex)
-        rc = write_all(r.fd, <const uint8_t *>(r.ring + r.drained % r.capacity), (to - r.drained) * 8)
-        pthread_mutex_lock(r.mutex)
+    while at < head and rc == 0:
+        to = min(head, at - at % r.capacity + r.capacity)
+        rc = write_all(r.fd, <const uint8_t *>(r.ring + at % r.capacity), (to - at) * 8)
         if rc == 0:
-            r.drained = to
+            at = to
+            fc_store64(&r.drained, at)
     return rc
 
 
 cdef void *run(void *arg) noexcept nogil:
     cdef fc_recorder *r = <fc_recorder *>arg
-    cdef int64_t head = 0, whole = 0, until
+    cdef int64_t head = 0, whole = 0
     cdef int rc = 0
-    pthread_mutex_lock(r.mutex)
-    while rc == 0:
-        until = fc_now_ns() + FLUSH_NS
-        while not r.wake and r.ended == FC_ENDED_NOT and fc_now_ns() < until:
-            fc_cond_until(&r.work, r.mutex, until)
-        r.wake = 0
+    cdef bint over = False
+    while rc == 0 and not over:
+        if fc_swap32(&r.bell, 0) == 0:
+            fc_futex_wait(&r.bell, 0, LOOK_NS)
+        fc_lock_soon(r.mutex)
         if r.limit - recorder_head(r) <= reserve(r):
             recorder_end(r, FC_ENDED_FULL)
         whole, head = r.drained, recorder_head(r)       # the mutex was free: nothing is half recorded
-        if head == whole and r.ended != FC_ENDED_NOT:
-            break
+        over = head == whole and r.ended != FC_ENDED_NOT
+        pthread_mutex_unlock(r.mutex)
         rc = drain(r, head)
     if rc != 0:
+        pthread_mutex_lock(r.mutex)
         recorder_end(r, FC_ENDED_ERROR)
-    pthread_mutex_unlock(r.mutex)
+        pthread_mutex_unlock(r.mutex)
     # From here on nobody else looks at what the thread reads.
     if rc == 0:
         whole = head
@@ -241,7 +242,6 @@ cdef fc_recorder *recorder_new(int fd, int64_t start, int64_t exact_at, int64_t 
     r.witness.leased = leased
     r.witness.released = released
     r.joined = 1
-    fc_cond_init(&r.work)
     fc_cond_init(&r.done)
     error[0] = 0
     return r
@@ -296,7 +296,6 @@ cdef int recorder_join(fc_recorder *r, int64_t timeout_ns) noexcept nogil:
 
 
 cdef void recorder_free(fc_recorder *r) noexcept nogil:
-    pthread_cond_destroy(&r.work)
     pthread_cond_destroy(&r.done)
     free(r.ring)
     free(r)

@@ -26,6 +26,11 @@ cdef extern from *:
         struct timespec t; t.tv_sec = ns / 1000000000; t.tv_nsec = ns % 1000000000;
         syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, &t, 0, 0); }
     static inline void fc_futex_wake(int32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0); }
+    /* Lock what is held for moments at a time. Who sleeps for a mutex has to be woken, by a system call of whoever had it. */
+    static inline void fc_lock_soon(pthread_mutex_t *m) {
+        struct timespec nap = {0, 50000}; int i;
+        for (i = 1; pthread_mutex_trylock(m) != 0; i++)
+            if (i % 1024 == 0) nanosleep(&nap, 0); }
     /* a native thread: small stack, no signals, a name for ps and debuggers */
     static inline int fc_spawn(pthread_t *t, void *(*run)(void *), void *arg, const char *name) {
         pthread_attr_t a; sigset_t all, was; int rc;
@@ -58,6 +63,7 @@ cdef extern from *:
     int pthread_mutex_init(pthread_mutex_t *, void *) noexcept nogil
     int pthread_mutex_destroy(pthread_mutex_t *) noexcept nogil
     int pthread_mutex_lock(pthread_mutex_t *) noexcept nogil
+    void fc_lock_soon(pthread_mutex_t *) noexcept nogil
     int pthread_mutex_unlock(pthread_mutex_t *) noexcept nogil
     int pthread_cond_destroy(pthread_cond_t *) noexcept nogil
     int pthread_cond_wait(pthread_cond_t *, pthread_mutex_t *) noexcept nogil
