@@ -2,20 +2,25 @@
 
     python bench/ghost_cost.py [DIR] [TRACES]
 
-A hit is `acquire` and release, with ghosts and without. All stores hold the same 16 x 128 experts, all resident; of a
-pool of that size one in 16 is sampled when all of it has a slot. "whole": the same of 8 x 128, which are sampled
-whole. Chunks of all arms alternate; the least of
-many, as in hits.py. "tokens": requests as a decoder makes them, eight experts of a layer, layer after layer. "one
-layer": 64 experts in turn. The ghosts are up to date before every chunk, so that all of it is heard; but "flooded":
-hits come faster than the ghosts' share of a processor allows, and most are lost to them. Bytes are what the C library
-says that the ghosts of all policies took. Errors: hit rates of ghosts against full simulations by the same code, on
+A hit is `acquire` and release, of a store with ghosts and of one without, in chunks that alternate; the least of many,
+as in hits.py, and of that the median of several processes, each with one such pair: where code and memory lie weighs
+more than ghosts do. The pairs hold the same 16 x 128 experts, all resident; of a pool of that size one in 16 is sampled
+when all of it has a slot. "whole": 8 x 128, which are sampled whole. "tokens": requests as a decoder makes them, eight
+experts of a layer, layer after layer. "one layer": 64 experts in turn. The ghosts are up to date before every chunk, so
+that all of it is heard; but "flooded": hits come faster than the ghosts' share of a processor allows, and most are lost
+to them. Bytes are what the C library says that the ghosts of all policies took.
+Errors: hit rates of ghosts against full simulations by the same code, on
 the real traces where TRACES has them.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
+import itertools
+import json
 import resource
+import statistics
 import sys
 import tempfile
 import time
@@ -25,16 +30,18 @@ from typing import Any
 
 import numpy as np
 from hits import least
-from machine import Script, Steal, facts, write_receipt
+from machine import Script, Steal, facts, processes, write_receipt
 from workloads import full_store
 
 import fastcache
 from fastcache_ext.driven import Table
 from fastcache_ext.policy import NAMES
-from fastcache_ext.watch import Watch, switch
+from fastcache_ext.watch import Watch, report, switch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 Work = Callable[[int], None]
+STORES: dict[str, dict[str, Any]] = {"sampled": {}, "auto": {"policy": "auto"}, "whole": {"n_layers": 8}}
+RUNS = 7
 POOLS = ((92, 896), (60, 384), (48, 128), (26, 64), (24, 60), (16, 65), (16, 64))
 
 
@@ -42,11 +49,11 @@ def tokens_of(store: fastcache.ExpertStore) -> Work:
     """Return f(n): n acquires in a decoder's order."""
     rng = np.random.default_rng(2)
     layers = [*store.layers] * (768 // len(store.layers))
-    keys = [(layer, int(e)) for layer in layers for e in rng.permutation(store.experts(layer))[:8]]
+    keys = itertools.cycle([(layer, int(e)) for layer in layers for e in rng.permutation(store.experts(layer))[:8]])
 
     def work(n: int) -> None:
         acquire = store.acquire
-        for layer, expert in keys[:n]:
+        for layer, expert in itertools.islice(keys, n):
             acquire(layer, expert)
 
     return work
@@ -63,19 +70,18 @@ def one_layer(store: fastcache.ExpertStore) -> Work:
     return work
 
 
-def caught_up(
-    arms: dict[str, tuple[fastcache.ExpertStore, Callable[[int], None]]], chunks: int = 400
-) -> dict[str, float]:
+def caught_up(arms: dict[str, tuple[fastcache.ExpertStore, Work]], chunks: int = 150) -> dict[str, float]:
     """Return the least ns per request of each arm, the ghosts up to date before each chunk."""
     best = dict.fromkeys(arms, float("inf"))
     for _ in range(chunks):
         for name, (store, work) in arms.items():
-            if not name.startswith("without"):
-                store.mrc()
-            work(500)  # what serving the ghosts displaced from the processor's caches comes back
+            time.sleep(0.01)
+            while (heard := report(store)) and heard["waiting"]:
+                time.sleep(0.001)
+            work(300)  # the processor has slept too
             start = time.perf_counter_ns()
-            work(6000)
-            best[name] = min(best[name], (time.perf_counter_ns() - start) / 6000)
+            work(1200)
+            best[name] = min(best[name], (time.perf_counter_ns() - start) / 1200)
     return {name: round(ns, 1) for name, ns in best.items()}
 
 
@@ -95,6 +101,9 @@ def worker_ns(
         work(2000)
     own, all_, wall = time.thread_time() - own, spent() - all_, time.perf_counter() - wall
     return {"ns_per_request": round((all_ - own) / requests * 1e9, 1), "share_of_time": round((all_ - own) / wall, 4)}
+
+
+KINDS = {"one layer": one_layer, "tokens": tokens_of}
 
 
 def digest_ns(layers: int, experts: int, share: float) -> float:
@@ -185,53 +194,58 @@ def errors(traces: Path) -> dict[str, Any]:
     return found
 
 
+def costs(directory: Path, name: str) -> dict[str, Any]:
+    """Return by how much more than without ghosts a hit takes of a store with them, in this process, and the steal."""
+    how = STORES[name]
+    plain = {key: value for key, value in how.items() if key == "n_layers"}
+    found: dict[str, Any] = {}
+    with (
+        full_store(directory / "off.bin", **plain) as off,
+        full_store(directory / "on.bin", ghosts=True, **how) as on,
+        Steal() as steal,
+    ):
+        for kind, make in KINDS.items():
+            arms = {"without": (off, make(off)), "with": (on, make(on))}
+            ns = caught_up(arms)
+            flooded = least({name: work for name, (_, work) in arms.items()})
+            found[kind] = {"ns": ns, "flooded_ns": flooded}
+    return found | {"steal": steal.share}
+
+
+def over(runs: dict[str, list[dict[str, Any]]], what: str) -> dict[str, list[float]]:
+    """Return by how much more than without ghosts a hit takes: the least, the median and the most of the runs."""
+    found = {}
+    for kind in KINDS:
+        for name in STORES:
+            more = [run[kind][what]["with"] / run[kind][what]["without"] - 1 for run in runs[name]]
+            found[f"{name}, {kind}"] = [round(of(more), 4) for of in (min, statistics.median, max)]
+    return found
+
+
 def main() -> None:
     parser = Script(__doc__)
     parser.add_argument("directory", type=Path, nargs="?", metavar="DIR")
     parser.add_argument("traces", type=Path, nargs="?", default=Path(__file__).parents[2] / "shared" / "traces")
+    parser.add_argument("--one", choices=STORES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     directory, traces = options.directory or Path(tempfile.mkdtemp()), options.traces
-    runs: list[dict[str, Any]] = []
-    with (
-        full_store(directory / "off.bin") as off,
-        full_store(directory / "on.bin", ghosts=True) as on,
-        full_store(directory / "auto.bin", ghosts=True, policy="auto") as auto,
-        full_store(directory / "off8.bin", n_layers=8) as off8,
-        full_store(directory / "on8.bin", n_layers=8, ghosts=True) as on8,
-    ):
-        stores = {"without": off, "ghosts": on, "auto": auto, "without 8": off8, "whole": on8}
-        kinds = {"one layer": one_layer, "tokens": tokens_of}
-        arms = {
-            f"{name}, {kind}": (store, make(store)) for kind, make in kinds.items() for name, store in stores.items()
-        }
-        for _ in range(3):
-            with Steal() as steal:
-                ns = caught_up(arms)
-                flooded = least({name: work for name, (_, work) in arms.items()})
-            runs.append({"ns": ns, "flooded_ns": flooded, "steal": steal.share})
-        worker = {kind: worker_ns(on, make(on)) for kind, make in kinds.items()}
+    if options.one:
+        print(json.dumps(costs(directory, options.one)))
+        return
+    runs = {name: processes(__file__, RUNS, str(directory), one=name) for name in STORES}
+    with full_store(directory / "on.bin", ghosts=True) as on:
+        worker = {kind: worker_ns(on, make(on)) for kind, make in KINDS.items()}
         start = time.perf_counter_ns()
         for policy in ("lru", "next_use") * 10:
             switch(on, policy)
         live_switch = (time.perf_counter_ns() - start) / 20 / 1e6
         curve = on.mrc()
-    best, flooded = ({name: min(run[key][name] for run in runs) for name in arms} for key in ("ns", "flooded_ns"))
-
-    def over(ns: dict[str, float]) -> dict[str, float]:
-        return {
-            f"{name}, {kind}": round(ns[f"{name}, {kind}"] / ns[f"{base}, {kind}"] - 1, 4)
-            for kind in kinds
-            for name, base in (("ghosts", "without"), ("auto", "without"), ("whole", "without 8"))
-        }
-
     receipt = {
         "what": __doc__,
         **facts(directory),
         "policies": sorted(NAMES),
-        "best_ns": best,
-        "more_than_without": over(best),
-        "flooded_ns": flooded,
-        "flooded_more_than_without": over(flooded),
+        "more_than_without": over(runs, "ns"),
+        "flooded_more_than_without": over(runs, "flooded_ns"),
         "flooded_worker": worker,
         "sampled_share": curve.rate,
         "lost_requests": curve.lost,

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,13 @@ class Script(argparse.ArgumentParser):
         except WrongBuild as error:
             self.exit(1, f"Error: {error}\n")
         return options
+
+
+def processes(script: str, count: int, *arguments: str, one: str = "") -> list[dict[str, Any]]:
+    """Return what `count` runs of `script` print as JSON: where code and memory lie, each process has by chance."""
+    command = [sys.executable, script, *arguments, f"--one={one}" if one else "--one"]
+    runs = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(count)]
+    return [json.loads(printed) for printed in runs]
 
 
 class WrongBuild(RuntimeError):

@@ -6,8 +6,7 @@
 a busy moment of the machine meets both; the figure is the ratio of the least ns per operation over all chunks,
 and beside it that of the medians. Which store is recorded is swapped half-way in each run, so that where their memory
 lies favours neither; and each run is a process of its own, since where code and memory lie weighs as much as recording
-does: the figure to quote is the median of the runs. The median of seven was
-2.1 % once, and that of the fifteen after them 1.3, on one build.
+does: the figure to quote is the median of the runs.
 """
 
 from __future__ import annotations
@@ -16,14 +15,12 @@ import argparse
 import contextlib
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from machine import Script, Steal, facts, write_receipt
+from machine import Script, Steal, facts, processes, write_receipt
 from workloads import Workload, full_store, workloads
 
 import fastcache
@@ -84,8 +81,7 @@ def main() -> None:
     if options.one:
         print(json.dumps(run(directory)))
         return
-    one = [sys.executable, __file__, "--one", str(directory)]
-    runs = [json.loads(subprocess.run(one, check=True, capture_output=True, text=True).stdout) for _ in range(RUNS)]
+    runs = processes(__file__, RUNS, str(directory))
     figures = {
         f"{name}_of_{what}s": {arm: round(of([run[arm][f"{what}_ratio"] for run in runs]), 4) for arm in ARMS}
         for what in ("least", "median")

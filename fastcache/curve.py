@@ -37,7 +37,7 @@ class LiveCurve:
         Demands heard; those of sampled experts that the ghosts were given, each layer's turn when it has
         ended; those not looked at, because they came faster than a twentieth of one processor could serve them.
     rate : float
-        Share of the experts that is sampled: 1.0 in pools of up to 1,024, 0.25 up to 4,096, else at most 0.125.
+        Share of the experts that is sampled: 1.0 in pools of up to 1,024, else 0.125 or less.
     switches : int
         Times that `policy="auto"` changed the policy.
 

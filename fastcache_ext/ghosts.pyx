@@ -25,7 +25,7 @@ cdef enum:
     PER_SLOT = 205          # per slot for it,
     PER_LAYER = 400         # per layer,
     FIXED = 11000           # and besides
-    MIDDLING = 4096         # a pool for whose sample the shorter ring is long enough
+    MIDDLING = 4096         # a pool for which the shorter ring is long enough: it stays in the processor's first cache
     RING = 8192
     SHORT_RING = 2048
     HALVING = 1 << 17       # sampled requests after which older ones count half in the stack distances
@@ -50,8 +50,8 @@ cdef int ascending(const void *a, const void *b) noexcept nogil:
     return (x > y) - (x < y)
 
 
-cdef uint32_t ring_of(int32_t pool, int32_t every) noexcept nogil:
-    return SHORT_RING if every > 1 and pool <= MIDDLING else RING
+cdef uint32_t ring_of(int32_t pool) noexcept nogil:
+    return SHORT_RING if pool <= MIDDLING else RING
 
 
 cdef bint cacheable(int32_t key, const uint8_t *cls_of, const int64_t *span, int32_t n_classes) noexcept nogil:
@@ -61,7 +61,7 @@ cdef bint cacheable(int32_t key, const uint8_t *cls_of, const int64_t *span, int
 cdef int32_t one_in(int32_t pool, int32_t slots, int32_t n_layers) noexcept nogil:
     """Of how many experts one is sampled."""
     cdef int32_t every = 8
-    cdef int64_t beside = sizeof(fc_tag) * <int64_t>pool + PER_LAYER * <int64_t>n_layers + 2 * ring_of(pool, 8) + FIXED
+    cdef int64_t beside = sizeof(fc_tag) * <int64_t>pool + PER_LAYER * <int64_t>n_layers + 2 * ring_of(pool) + FIXED
     if pool <= WHOLE:
         return 1
     while (pool // every > TRACKED or (pool > MIDDLING or every < SPARSE)
@@ -136,7 +136,7 @@ cdef fc_ghosts *ghosts_new(int32_t n_layers, const int32_t *layer_first, const u
     for i in range(n_classes):
         g.slots += slots[i]
     g.every = every if every > 0 else one_in(pool, <int32_t>min(g.slots, <int64_t>pool), n_layers)
-    g.room = ring_of(pool, g.every)
+    g.room = ring_of(pool)
     g.layer = g.open_layer = -1
     g.asleep = 1
     g.until_halved = HALVING

@@ -12,7 +12,7 @@ from fastcache_ext.auto cimport core_switch, ghosts_work
 from fastcache_ext.core cimport Core
 from fastcache_ext.ghosts cimport (
     GHOSTS_PIECE, MAX_GHOSTS, fc_ghosts, ghosts_check, ghosts_digest, ghosts_free, ghosts_hear, ghosts_new, ghosts_take,
-    ghosts_used,
+    ghosts_used, ghosts_waiting,
 )
 from fastcache_ext.threads cimport (
     fc_cond_init, pthread_cond_destroy, pthread_cond_t, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
@@ -46,8 +46,8 @@ cdef object told(fc_ghosts *g, pthread_mutex_t *mutex, bint curve):
             elif s.sampled > 0:
                 rates[KINDS[s.kinds[i]]] = s.hits[i] / <double>s.sampled
         found = {
-            "requests": s.heard, "sampled": s.sampled, "lost": s.lost, "every": s.every, "pool": s.pool,
-            "tracked": s.tracked, "slots": s.slots, "ghost_slots": s.shape.n_slots, "windows": s.windows,
+            "requests": s.heard, "sampled": s.sampled, "lost": s.lost, "waiting": ghosts_waiting(s), "every": s.every,
+            "pool": s.pool, "tracked": s.tracked, "slots": s.slots, "ghost_slots": s.shape.n_slots, "windows": s.windows,
             "window": s.window, "switches": s.switches, "used": KINDS[s.kinds[s.used]], "rates": rates,
             "hits": {KINDS[s.kinds[i]]: s.hits[i] for i in range(s.n_ghosts)},
         }
