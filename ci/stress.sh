@@ -4,4 +4,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bash ci/setup.sh test
 export FASTCACHE_STRESS_SECONDS=${FASTCACHE_STRESS_SECONDS:-600}
-exec "${VENV:-.venv}/bin/python" -m pytest -m stress --timeout=$((FASTCACHE_STRESS_SECONDS + 300)) "$@"
+exec "${VENV:-.venv}/bin/python" -m pytest -m stress --timeout=$((FASTCACHE_STRESS_SECONDS + 300)) \
+    -o faulthandler_timeout=$((FASTCACHE_STRESS_SECONDS + 330)) "$@"

@@ -61,7 +61,7 @@ cdef void grant(fc_recorder *r) noexcept nogil:
     r.at = r.ring + head % r.capacity
     r.end = r.at + n
     r.granted += n
-    if r.granted - fc_load64(&r.drained) > r.capacity // 2:
+    if head >= soft or r.granted - fc_load64(&r.drained) > r.capacity // 2:
         ring(r)                         # else it looks by itself: to wake it costs as much as a hundred hits
 
 
@@ -179,15 +179,16 @@ cdef void *run(void *arg) noexcept nogil:
     cdef fc_recorder *r = <fc_recorder *>arg
     cdef int64_t head = 0, whole = 0
     cdef int rc = 0
-    cdef bint over = False
+    cdef bint over = False, ended = False
     while rc == 0 and not over:
-        if fc_swap32(&r.bell, 0) == 0:
+        if fc_swap32(&r.bell, 0) == 0 and not ended:
             fc_futex_wait(&r.bell, 0, LOOK_NS)
         fc_lock_soon(r.mutex)
         if r.limit - recorder_head(r) <= reserve(r):
             recorder_end(r, FC_ENDED_FULL)
         whole, head = r.drained, recorder_head(r)       # the mutex was free: nothing is half recorded
-        over = head == whole and r.ended != FC_ENDED_NOT
+        ended = r.ended != FC_ENDED_NOT
+        over = ended and head == whole
         pthread_mutex_unlock(r.mutex)
         rc = drain(r, head)
     if rc != 0:

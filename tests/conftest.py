@@ -76,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if (mark := item.get_closest_marker("alone")) and "clock" in mark.args[0]:
-            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun="AssertionError"))  # a stall of the machine is rare
+            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun="^TooSlow"))  # a stall of the machine is rare
     if OPENED in config.stash:
         items.sort(key=alone)  # last, so that none waits for the end of a long one elsewhere
 
@@ -99,6 +99,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Say at once what failed: a run that is cut off later has no summary."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\n{report.nodeid} ({report.when}): {report.longreprtext}", file=sys.__stderr__, flush=True)
+
+
+@pytest.hookimpl(optionalhook=True, wrapper=True, tryfirst=True)
+def pytest_handlecrashitem(report: pytest.TestReport) -> Generator[None, object, object]:
+    """A crash is a failure: pytest-rerunfailures would try again whatever is marked `flaky`."""
+    result = yield
+    report.outcome = "failed"
+    return result
 
 
 def alone(item: pytest.Item) -> bool:

@@ -21,6 +21,8 @@ class Gate:
 
     def say(self, word, answer):
         with self.one_at_a_time:
+            if self.process.stdin.closed:
+                return  # it has ended, and holds nothing
             self.process.stdin.write(word)
             self.process.stdin.flush()
             while (line := self.process.stdout.readline()) != answer:
@@ -30,15 +32,18 @@ class Gate:
         self.say(b"h", b"holding\n")
 
     def let_go(self):
-        if not self.process.stdin.closed:  # ended: nothing is held
-            self.say(b"p", b"passing\n")
+        self.say(b"p", b"passing\n")
 
     def wait_for_one(self):
         assert self.process.stdout.readline() == b"held\n"
 
     def end(self):
-        with self.one_at_a_time:
-            try:
+        idle = self.one_at_a_time.acquire(timeout=20)
+        try:
+            if idle:
                 self.process.communicate(timeout=20)
-            finally:
-                self.process.kill()
+        finally:
+            self.process.kill()
+            self.process.wait()
+            if idle:
+                self.one_at_a_time.release()

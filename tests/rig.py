@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import threading
+import time
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -111,6 +112,16 @@ def run_dry(engine):
         for op in engine.in_hand:
             while not engine.fill(op):
                 pass
+
+
+class TooSlow(AssertionError):
+    """A clock ran over: the one failure that gets another try (tests/conftest.py), in tests that run alone."""
+
+
+def in_time(start, seconds):
+    """Hold what began at `start` (time.monotonic()) to `seconds`."""
+    if (took := time.monotonic() - start) >= seconds:
+        raise TooSlow(f"took {took:.2f} s of {seconds}")
 
 
 class Caller:

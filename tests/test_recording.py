@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from rig import Experts, layers_of, settings, until
+from rig import Experts, TooSlow, layers_of, settings, until
 
 import fastcache
 from fastcache import ExpertKey, errors, moe, recording
@@ -240,6 +240,23 @@ def test_a_full_file_ends_the_recording_with_the_counters_of_that_moment(store, 
         assert rec.exact and counters["requests"] == read_trace(tmp_path / "trace").requests
 
 
+@pytest.mark.alone("its clock allows for little")
+def test_a_file_that_hits_have_filled_has_lost_nothing_as_a_rule(experts, tmp_path):
+    """The thread is told that there are few milliseconds left, and ends the recording in time."""
+    in_time = []
+    with fastcache.open(experts.source, "all", mlock="off", engine="pread") as store:
+        for i in range(6):
+            rec = store.record(tmp_path / f"trace-{i}", max_bytes="4MiB")
+            while not rec.ended:
+                for expert in [*range(EXPERTS)] * 20:
+                    store.acquire(0, expert)
+            rec.stop()
+            assert rec.ended == "max_bytes"
+            in_time.append(rec.dropped == 0)
+    if sum(in_time) < 5:
+        raise TooSlow(f"{in_time}")
+
+
 def test_records_that_find_no_room_are_counted_and_marked_and_the_trace_is_not_exact(store, tmp_path):
     header = recording.header_of(store, store.name, store._inventory, store._payload, store._sizing, store._settings)
     rng = np.random.default_rng(5)
@@ -291,7 +308,7 @@ sys.path.insert(0, {os.path.dirname(__file__)!r})
 import numpy as np
 import fastcache
 from fastcache import FileRangeSource
-from rig import until
+from rig import until, TooSlow
 from test_recording import tokens
 logging.basicConfig(format="%(message)s")
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

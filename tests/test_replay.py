@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rig import Experts, layers_of, run_dry, scripted
+from rig import Experts, in_time, layers_of, run_dry, scripted
 from routing import groups_of, real, tokens, trace_of
 
 from fastcache.cli import main
@@ -275,7 +275,7 @@ def test_ctrl_c_ends_a_replay_within_a_second():
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         replay(many, ["lru"], [room.of_slots(many, 3)] * 50)
-    assert time.monotonic() - pressed[0] < 1.0
+    in_time(pressed[0], 1)
     timer.join()
 
 
@@ -332,11 +332,11 @@ def test_known_figures_of_real_traces_come_out(name):
 
 @pytest.mark.alone("its clock allows for little")
 def test_all_policies_and_belady_at_five_sizes_take_a_few_seconds():
-    started = time.perf_counter()
+    started = time.monotonic()
     trace = read(real("kimi"))
     rooms = [room.of_fraction(trace, share) for share in ("0.03", "0.05", "0.1", "0.15", "0.2")]
     assert len(replay(trace, [*policies(), *BELADY], rooms)) == 5 * (len(policies()) + 2)
-    assert time.perf_counter() - started < 10
+    in_time(started, 10)
 
 
 def call(*arguments):
