@@ -94,7 +94,8 @@ cdef inline void ghosts_tell(fc_ghosts *g, int32_t layer, uint16_t rank) noexcep
         g.ring[head & (g.room - 1)] = <uint16_t>(rank - 1)
         head += 1
     fc_release32(&g.head, head)
-    if g.asleep:                        # seldom: to wake a thread costs as much as a hundred hits
+    # Seldom, for to wake a thread costs as much as a hundred hits: at the first of all, and where half a ring is passed.
+    if g.asleep or head - fc_acquire32(&g.tail) - g.room // 2 < 2:
         g.asleep = 0
         pthread_cond_signal(g.wake)
 

@@ -25,7 +25,7 @@ cdef enum:
     PER_SLOT = 205          # per slot for it,
     PER_LAYER = 400         # per layer,
     FIXED = 11000           # and besides
-    MIDDLING = 4096         # a pool for which the shorter ring is long enough: it stays in the processor's first cache
+    MIDDLING = 4096         # a pool for whose sample the shorter ring is long enough
     RING = 8192
     SHORT_RING = 2048
     HALVING = 1 << 17       # sampled requests after which older ones count half in the stack distances
@@ -51,7 +51,7 @@ cdef int ascending(const void *a, const void *b) noexcept nogil:
 
 
 cdef uint32_t ring_of(int32_t pool) noexcept nogil:
-    return SHORT_RING if pool <= MIDDLING else RING
+    return SHORT_RING if WHOLE < pool <= MIDDLING else RING
 
 
 cdef bint cacheable(int32_t key, const uint8_t *cls_of, const int64_t *span, int32_t n_classes) noexcept nogil:

@@ -14,17 +14,22 @@ from fastcache_ext.uring cimport uring_kick, uring_offer, uring_registered
 
 cdef int64_t STEP = 2 << 20             # bytes populated at once: whoever maps memory meanwhile (malloc does) waits as long
 cdef int64_t PAUSE_NS = 20000000        # between two looks at the ring's registration
-cdef int REGISTRATION_LOOKS = 250
+cdef int64_t REGISTRATION_NS = 5000000000   # how long that is waited for
 cdef int64_t NEVER = 0x7FFFFFFFFFFFFFFF
 cdef int64_t GHOST_SHARE = 20           # ghosts get one part in so many of a processor's time
-cdef int64_t LOOK_NS = 4000000          # between two looks at what they have heard, while there is any
-cdef int IDLE_LOOKS = 100
 cdef int64_t SAVED_NS = 400000000       # and what they have not used of this long is theirs at once
+cdef int64_t LOOK_NS = 4000000          # between two looks at what they have heard
+cdef int IDLE_LOOKS = 100               # after so many in vain there are none until they wake
+
+
+cdef int64_t look_at(const fc_worker *w) noexcept nogil:
+    """When to look what the ghosts have heard: a monotonic time. Half a ring is more than there should be."""
+    return w.rest_until_ns if ghosts_waiting(w.core.ghosts) >= w.core.ghosts.room // 2 else w.look_ns
 
 
 cdef int64_t ghosts_from(const fc_worker *w) noexcept nogil:
-    """When to look what the ghosts have heard: a monotonic time, or NEVER, for whom they wake. The mutex is held."""
-    return NEVER if w.core.ghosts == NULL or w.core.ghosts.asleep else w.look_ns
+    """The same, or NEVER, for whom they wake. The mutex is held."""
+    return NEVER if w.core.ghosts == NULL or w.core.ghosts.asleep else look_at(w)
 
 
 cdef int nap(fc_worker *w, int64_t until) noexcept nogil:
@@ -56,7 +61,7 @@ cdef bint haunt(fc_worker *w) noexcept nogil:
     """Serve a piece of the traffic to the ghosts, unless they have had their share of the time. False: nothing to do."""
     cdef fc_ghosts *g = w.core.ghosts
     cdef int64_t start = fc_now_ns(), now
-    if g == NULL or start < w.look_ns:
+    if g == NULL or start < look_at(w):
         return False
     if ghosts_waiting(g) == 0:
         w.look_ns = start + LOOK_NS
@@ -137,10 +142,10 @@ cdef bint furnish(fc_worker *w, int32_t *offered) noexcept nogil:
 cdef bint lock_unregistered(fc_worker *w, int32_t offered) noexcept nogil:
     """Wait for the ring to have registered the pieces or given up; then lock the rest. False when told to stop."""
     cdef fc_arena *a = w.core.arena
-    cdef int _looks, error = 0, done = 0
+    cdef int error = 0, done = 0
     cdef int32_t piece
-    cdef int64_t at = 0
-    for _looks in range(REGISTRATION_LOOKS):
+    cdef int64_t at = 0, until = fc_now_ns() + REGISTRATION_NS
+    while fc_now_ns() < until:
         done = registered(w, &error)
         if done >= offered or error != 0:
             break

@@ -193,6 +193,19 @@ def test_a_store_without_slots_has_nothing_to_sample(disk):
         assert store.mrc().policies.get("next_use", 0.0) == 0.0
 
 
+def test_a_burst_of_hits_is_heard_whole(disk):
+    """A prefill's unions, all resident: faster than ghosts are served, and less than their ring holds."""
+    experts = Experts(disk, layers_of(8, 128, 4096), gap=0, top_k=2)
+    with fastcache.open(experts.source, "all", mlock="off", engine="pread", ghosts=True) as store:
+        for layer in range(8):
+            store.acquire_many(layer, range(128)).release()
+        store.mrc()
+        for _ in range(3):
+            for layer in range(8):
+                store.acquire_many(layer, range(128)).release()
+        assert store.mrc().lost == 0
+
+
 def test_its_thread_sleeps_while_nothing_is_asked_for_and_serves_what_comes_after(disk):
     def naps():
         return sum(
