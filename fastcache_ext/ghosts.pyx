@@ -28,6 +28,7 @@ cdef enum:
     MIDDLING = 4096         # a pool for whose sample the shorter ring is long enough
     RING = 8192
     SHORT_RING = 2048
+    WHOLE_RING = 4096
     HALVING = 1 << 17       # sampled requests after which older ones count half in the stack distances
     WINDOW = 1024           # sampled requests per window at least
     LEADS = 3
@@ -51,7 +52,8 @@ cdef int ascending(const void *a, const void *b) noexcept nogil:
 
 
 cdef uint32_t ring_of(int32_t pool) noexcept nogil:
-    return SHORT_RING if WHOLE < pool <= MIDDLING else RING
+    """A ring is to stay in the processor's first cache, and to hold a prefill's unions."""
+    return WHOLE_RING if pool <= WHOLE else SHORT_RING if pool <= MIDDLING else RING
 
 
 cdef bint cacheable(int32_t key, const uint8_t *cls_of, const int64_t *span, int32_t n_classes) noexcept nogil:
