@@ -248,13 +248,11 @@ def test_a_file_that_hits_have_filled_has_lost_nothing_as_a_rule(experts, tmp_pa
         for i in range(6):
             rec = store.record(tmp_path / f"trace-{i}", max_bytes="4MiB")
             while not rec.ended:
-                for expert in [*range(EXPERTS)] * 20:
-                    store.acquire(0, expert)
+                store.acquire(0, i)
             rec.stop()
-            assert rec.ended == "max_bytes"
-            in_time.append(rec.dropped == 0)
+            in_time.append(rec.ended == "max_bytes" and rec.dropped == 0)
     if sum(in_time) < 5:
-        raise TooSlow(f"{in_time}")
+        raise TooSlow(in_time)
 
 
 def test_records_that_find_no_room_are_counted_and_marked_and_the_trace_is_not_exact(store, tmp_path):
