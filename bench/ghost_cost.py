@@ -8,9 +8,8 @@ more than ghosts do. The pairs hold the same 16 x 128 experts, all resident; of 
 when all of it has a slot. "whole": 8 x 128, which are sampled whole. "tokens": requests as a decoder makes them, eight
 experts of a layer, layer after layer. "one layer": 64 experts in turn. The ghosts are up to date before every chunk, so
 that all of it is heard; but "flooded": hits come faster than the ghosts' share of a processor allows, and most are lost
-to them. Bytes are what the C library says that the ghosts of all policies took.
-Errors: hit rates of ghosts against full simulations by the same code, on
-the real traces where TRACES has them.
+to them. Bytes are what the C library says that the ghosts of all policies took. Errors: hit rates of ghosts against
+full simulations by the same code, on the real traces where TRACES has them.
 """
 
 from __future__ import annotations
@@ -70,6 +69,9 @@ def one_layer(store: fastcache.ExpertStore) -> Work:
     return work
 
 
+KINDS = {"one layer": one_layer, "tokens": tokens_of}
+
+
 def caught_up(arms: dict[str, tuple[fastcache.ExpertStore, Work]], chunks: int = 150) -> dict[str, float]:
     """Return the least ns per request of each arm, the ghosts up to date before each chunk."""
     best = dict.fromkeys(arms, float("inf"))
@@ -101,9 +103,6 @@ def worker_ns(
         work(2000)
     own, all_, wall = time.thread_time() - own, spent() - all_, time.perf_counter() - wall
     return {"ns_per_request": round((all_ - own) / requests * 1e9, 1), "share_of_time": round((all_ - own) / wall, 4)}
-
-
-KINDS = {"one layer": one_layer, "tokens": tokens_of}
 
 
 def digest_ns(layers: int, experts: int, share: float) -> float:
@@ -195,7 +194,7 @@ def errors(traces: Path) -> dict[str, Any]:
 
 
 def costs(directory: Path, name: str) -> dict[str, Any]:
-    """Return by how much more than without ghosts a hit takes of a store with them, in this process, and the steal."""
+    """Return the least ns of a hit of such a store and of one without ghosts, in this process, and the steal."""
     how = STORES[name]
     plain = {key: value for key, value in how.items() if key == "n_layers"}
     found: dict[str, Any] = {}
@@ -206,9 +205,8 @@ def costs(directory: Path, name: str) -> dict[str, Any]:
     ):
         for kind, make in KINDS.items():
             arms = {"without": (off, make(off)), "with": (on, make(on))}
-            ns = caught_up(arms)
-            flooded = least({name: work for name, (_, work) in arms.items()})
-            found[kind] = {"ns": ns, "flooded_ns": flooded}
+            works = {arm: work for arm, (_, work) in arms.items()}
+            found[kind] = {"ns": caught_up(arms), "flooded_ns": least(works)}
     return found | {"steal": steal.share}
 
 
